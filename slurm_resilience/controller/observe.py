@@ -5,6 +5,7 @@ Nothing goes into the journal here: what was heard is in the picture, for `decid
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import NamedTuple
@@ -64,6 +65,8 @@ class SiteFacts(msgspec.Struct, frozen=True):
     """Slurm's, where there are spares; None: they were not read, and spares stay as they are."""
     standby: StandbyFacts | None = None
     """None: there is one controller only."""
+    picture_age: float = 0.0
+    """Seconds since Slurm was first asked for what the observation shows."""
 
     def can_repair(self, action: str) -> bool:
         """Tell whether such an action can be done without a person."""
@@ -104,6 +107,17 @@ class ClusterSnapshot(msgspec.Struct, frozen=True):
     pending_requeues: Mapping[int, PendingRequeue] = {}
     paused: str = ""
     heard: Heard = Heard()
+
+    def age_of_last_probe(self, node: str) -> float:
+        """Return by how many seconds a node's last probe is older than Slurm's picture; infinite:
+        there was none.
+
+        A slurmctld that takes seconds for each answer shows what is as old by the time of the
+        decision. Compared with that time, a probe would never be fresh.
+        """
+        probes = self.probes.get(node)
+        age = self.moment - probes[-1].ended if probes else math.inf
+        return age - self.site.picture_age
 
 
 class Blind(msgspec.Struct, frozen=True):
@@ -197,6 +211,7 @@ def observe(sources: Sources, site: SiteFacts) -> ClusterSnapshot | Blind:
         sources: where to read.
         site: what does not change from cycle to cycle, and sresctld's age.
     """
+    asked = sources.clock.monotonic()
     try:
         nodes = sources.client.nodes()
         jobs = with_companions({job.id: job for job in sources.client.jobs()})
@@ -227,7 +242,7 @@ def observe(sources: Sources, site: SiteFacts) -> ClusterSnapshot | Blind:
     needs = sources.has_pools or memory.spares.is_any_kept or bool(supervised)
     if sources.reservations is not None and needs:
         site = msgspec.structs.replace(site, reservations=_reservations(sources.reservations))
-    site = msgspec.structs.replace(site, standby=sources.standby())
+    site = msgspec.structs.replace(site, standby=sources.standby(), picture_age=moment - asked)
     return ClusterSnapshot(
         now=now,
         moment=moment,

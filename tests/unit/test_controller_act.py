@@ -87,9 +87,12 @@ class TestProber(Prober):
     def request(self, node: str, address: str, port: int, is_urgent: bool = False) -> None:
         self.asked.append(node)
         if is_urgent:
-            self.look(node, address, port)
+            self._try(node)
 
     def look(self, node: str, address: str, port: int) -> Answer | None:
+        return self._try(node)
+
+    def _try(self, node: str) -> Answer:
         now = self.clock.monotonic()
         answer: Answer = "answered" if node in self.living else "silent"
         self.answers[node] = (*self.answers.get(node, ()), ProbeResult(now, now, answer))
@@ -344,6 +347,15 @@ def test_a_node_that_reports_a_fault_before_its_resume_is_not_resumed(
     assert sresctld.incident.state is NodeState.EMPTY
 
 
+def test_a_node_that_answers_a_probe_as_it_is_marked_is_not_set_down(sresctld: Controller) -> None:
+    """Its sresd does not beat yet; the look is begun with the mark, and nothing waits for it."""
+    sresctld.is_dead("n3")
+    sresctld.prober.living.add("n3")
+    sresctld.cycle()
+    assert sresctld.slurm.node("n3").is_available
+    assert sresctld.prober.answers["n3"][-1].answer == "answered"
+
+
 def test_a_person_who_resumes_a_node_during_the_last_look_is_heard(
     sresctld: Controller, runs: dict[Path, Run], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -355,7 +367,7 @@ def test_a_person_who_resumes_a_node_during_the_last_look_is_heard(
         return "silent"
 
     monkeypatch.setattr(sresctld.prober, "look", look)
-    sresctld.clock.pass_time(0.8)
+    sresctld.clock.pass_time(1.1)
     sresctld.cycle()
     assert sresctld.slurm.node("n3").reason == ""
     assert runs == {}

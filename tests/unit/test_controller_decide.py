@@ -453,6 +453,10 @@ def test_a_node_goes_down_only_by_a_fresh_probe() -> None:
     assert actions(seen, act.MarkNode) == []
     assert act.ProbeNode("n1", is_urgent=True) in decision(seen).actions
     assert len(actions(world(node(), **dead()), act.MarkNode)) == 1
+    # Slurm's picture is no younger where it takes seconds to answer.
+    slow = world(node(), picture_age=9.0, **old)
+    assert len(actions(slow, act.MarkNode)) == 1
+    assert actions(world(node(), picture_age=0.5, **old), act.MarkNode) == []
     # It frees no job: what Slurm has DOWN already is marked at once.
     is_down = world(node(state="DOWN", reason="Not responding"), **old)
     assert len(actions(is_down, act.MarkNode)) == 1
@@ -850,7 +854,9 @@ def test_a_node_is_looked_at_urgently_only_when_nothing_else_is_missing() -> Non
         incidents=tuple(incident(n, NodeState.EMPTY, id=i) for i, n in enumerate(names, 1)),
     )
     looks = actions(many, act.ProbeNode, config(replace={"max_running": 2}))
-    assert [probe.is_urgent for probe in looks] == [True, True, False, False, False, False]
+    # Last of all: the next decision rests on their answers.
+    assert [probe.is_urgent for probe in looks] == [False, False, False, False, True, True]
+    assert decision(many, config(replace={"max_running": 2})).actions[-2:] == tuple(looks[-2:])
 
 
 def test_a_persons_resume_holds_in_the_same_cycle() -> None:

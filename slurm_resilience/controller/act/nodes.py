@@ -78,13 +78,19 @@ class NodeActs:
 
     def mark(self, snapshot: ClusterSnapshot, action: MarkNode) -> None:
         """Take a node out of service, unless it has changed since it was observed."""
-        node, seen = self._client.node(action.node), snapshot.nodes[action.node]
+        seen = snapshot.nodes[action.node]
+        if action.kind == "dead":
+            # Nothing waits for it: a machine that lives answers before Slurm does.
+            self._prober.request(seen.name, seen.address, seen.port, is_urgent=True)
+        node = self._client.node(action.node)
         if not self._is_as_seen(snapshot, node, seen):
             reason = node.reason or "no reason"
             log.info("%s changed to %s (%s) meanwhile: not marked", node.name, node.state, reason)
             return
-        if action.kind == "dead" and not node.is_down and self._repair.beats(snapshot, node.name):
-            log.info("%s: its sresd beats meanwhile: not marked", node.name)
+        goes_down = action.kind == "dead" and not node.is_down
+        life = self._repair.lives_again(snapshot, node.name) if goes_down else ""
+        if life:
+            log.info("%s: %s meanwhile: not marked", node.name, life)
             return
         incident = self._incident_for(snapshot, action) if action.action else None
         number = incident.id if incident else 0
@@ -175,7 +181,8 @@ class NodeActs:
         empty: nothing."""
         if self._has_newcomer(snapshot, snapshot.nodes[name]):
             return "that would end a job that came to it in the last moment"
-        return "its sresd beats again" if self._repair.beats(snapshot, name) else ""
+        life = self._repair.lives_again(snapshot, name)
+        return f"{life} again" if life else ""
 
     def _has_newcomer(self, snapshot: ClusterSnapshot, seen: Node) -> bool:
         """Tell whether a job that no supervisor keeps alive has come to a node since it was seen.

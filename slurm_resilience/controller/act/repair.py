@@ -22,7 +22,7 @@ from slurm_resilience.controller.diagnose import is_kept_instead, is_speaking, o
 from slurm_resilience.controller.journal.journal import Journal
 from slurm_resilience.controller.journal.records import Incident, IncidentFacts, MachineIdentity
 from slurm_resilience.controller.observe import ClusterSnapshot, repair_order
-from slurm_resilience.controller.probe import Prober
+from slurm_resilience.controller.probe import Prober, ProbeResult
 from slurm_resilience.controller.registry import Registry
 from slurm_resilience.model import ACTIONS, REPLACE, Node
 from slurm_resilience.replace.repair_order import RepairOrder, RunExists
@@ -141,7 +141,7 @@ class RepairActs:
         present = self._present(snapshot, node.name)
         if is_speaking(present, self._config.detect, node.name):
             return "" if open_findings(present, node.name) else "its sresd beats"
-        newest = next(iter(reversed(self._prober.results().get(node.name, ()))), None)
+        newest = self._last_probe(node.name)
         if newest is None or self._clock.monotonic() - newest.ended > LAST_LOOK_SECONDS:
             answer = self._prober.look(node.name, node.address, node.port)
         else:
@@ -150,9 +150,17 @@ class RepairActs:
             return "slurmd's port could not be tried"
         return "slurmd's port answers" if answer == "answered" else ""
 
-    def beats(self, snapshot: ClusterSnapshot, name: str) -> bool:
-        """Tell whether a node's sresd beats now, whatever the snapshot shows."""
-        return is_speaking(self._present(snapshot, name), self._config.detect, name)
+    def lives_again(self, snapshot: ClusterSnapshot, name: str) -> str:
+        """Return the sign of life that a node has given since it was observed; empty: none."""
+        if is_speaking(self._present(snapshot, name), self._config.detect, name):
+            return "its sresd beats"
+        newest = self._last_probe(name)
+        if newest is None or newest.ended < snapshot.moment or newest.answer != "answered":
+            return ""
+        return "slurmd's port answers"
+
+    def _last_probe(self, name: str) -> ProbeResult | None:
+        return next(iter(reversed(self._prober.results().get(name, ()))), None)
 
     def _present(self, snapshot: ClusterSnapshot, name: str) -> ClusterSnapshot:
         """Return the snapshot with what one node's sresd has said meanwhile."""

@@ -120,7 +120,6 @@ def decide(
     at_rest = {name: last for name, last in snapshot.at_rest.items() if name not in released}
     snapshot = msgspec.structs.replace(snapshot, at_rest=at_rest)
     marking = marks(snapshot, judged, config)
-    probes += marking.looks
     settled = {move.gift.job for move in given}
     # First of all: what a job has left, and is to have again, must be kept before it is free.
     spared = gifts(snapshot, judged, config, marking.marks, settled)
@@ -149,12 +148,14 @@ def decide(
     actions += left_overs(snapshot, config)
     actions += pools(snapshot, diagnoses, config, {move.partition for move in moves})
     would = would_mark(snapshot, judged, config)
-    actions += would.looks
+    actions += (*marking.looks, *would.looks)
     for observed in observe_only(snapshot, judged, config, would):
         if isinstance(observed, ProbeNode):
             actions.append(observed)
         else:
             notes = (*notes, observed)
+    # The next decision rests on these: a slow Slurm takes seconds for each act before them.
+    actions.sort(key=lambda action: isinstance(action, ProbeNode) and action.is_urgent)
     sentence = _sentence(snapshot, diagnoses, actions)
     return Decision(snapshot, notes, tuple(actions), sentence, marking.left)
 

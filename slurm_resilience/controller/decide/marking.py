@@ -33,7 +33,8 @@ from slurm_resilience.controller.observe import ClusterSnapshot
 from slurm_resilience.model import Job, Node
 
 FRESH_SECONDS = 5.0
-"""A node that Slurm has in service is set DOWN only by a probe that ended within this time."""
+"""A node that Slurm has in service is set DOWN only by a probe that is no older than this when
+Slurm is asked for all nodes."""
 FEW_NODES = 8
 """So many can be marked before supervised jobs are moved, without delaying the move."""
 
@@ -145,8 +146,7 @@ def _is_outdated(snapshot: ClusterSnapshot, diagnosis: NodeDiagnosis) -> bool:
     A node that was found dead is not probed any more. Minutes later, when the breaker closes or
     Slurm has put it back into service, that says nothing.
     """
-    newest = next(iter(reversed(snapshot.probes.get(diagnosis.node, ()))), None)
-    age = snapshot.moment - newest.ended if newest is not None else inf
+    age = snapshot.age_of_last_probe(diagnosis.node)
     goes_down = diagnosis.kind == "dead" and not snapshot.nodes[diagnosis.node].is_down
     return goes_down and age > FRESH_SECONDS
 

@@ -65,7 +65,7 @@ def readiness(
             return Readiness("start", f"{found[0].check}: {found[0].text}")
         return Readiness("lives", "its sresd beats, and nothing is found on it")
     newest = next(iter(reversed(snapshot.probes.get(node.name, ()))), None)
-    age = snapshot.moment - newest.ended if newest is not None else inf
+    age = snapshot.age_of_last_probe(node.name)
     if newest is None or age > FRESH_SECONDS:
         return Readiness("wait", "it is being probed", probe=True)
     # Not with every cycle: each answer wakes the next one.

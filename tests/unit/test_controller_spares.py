@@ -166,6 +166,10 @@ def test_nothing_is_done_while_reservations_cannot_be_read_or_in_a_pause() -> No
         (kept("n1", "gone"), ("n1",), PoolEvent.CHANGED),  # out of Slurm's configuration
         (kept("n1"), ("n1", "n2"), PoolEvent.PERSON),
         (kept("n1"), (), PoolEvent.PERSON),
+        # Slurm said that it was made: gone by the first look, it was deleted.
+        (kept("n1", terms=""), (), PoolEvent.PERSON),
+        (kept("n1", terms=""), ("n2",), PoolEvent.PERSON),
+        (kept("n1", terms=""), ("n1",), PoolEvent.MADE),
         (kept("n1", terms="EndTime=2027-01-01T00:00:00 Users=root"), (), PoolEvent.PERSON),
         (kept("n1", terms="EndTime=1970-01-02T00:00:00 Users=root"), (), PoolEvent.REMOVED),
         (kept("n1", terms="Users=root,bob"), ("n1",), PoolEvent.PERSON),
@@ -297,7 +301,7 @@ class FakeReservations:
 @pytest.mark.parametrize(
     ("fault", "state"),
     [
-        (None, PoolState.MAKING),
+        (None, PoolState.KEPT),
         (SlurmUnreachable("no answer"), PoolState.MAKING),
         (SlurmError("Requested nodes are busy"), PoolState.ABSENT),
     ],
@@ -317,6 +321,23 @@ def test_a_request_stands_in_the_journal_before_slurm_hears_of_it(
     assert bool(pool.refused_at) == (state is PoolState.ABSENT)
     assert [event["kind"] for event in journal.events()][-1] == "spares"
     journal.close()
+
+
+def test_a_gift_that_a_person_deletes_at_once_is_not_made_again(tmp_path: Path) -> None:
+    class Script(GiftSlurm):
+        """Has each reservation deleted by a script of its owner's."""
+
+        def give_nodes(self, name: str, nodes: Any, user: str) -> None:
+            super().give_nodes(name, nodes, user)
+            super().delete_reservation(name)
+
+    snapshot = lossy()
+    journal, client = Journal(tmp_path / "journal.db"), Script(*snapshot.jobs.values())
+    SpareActs(client, journal, FakeClock()).ask_for_gift(snapshot, *gifts_of(snapshot))  # type: ignore[arg-type]
+    known = journal.spares().gifts[7]
+    journal.close()
+    later = msgspec.structs.replace(known, since=NOW)
+    assert [ask.event for ask in gifts_of(lossy(gift=later))] == [GiftEvent.END]
 
 
 def test_a_reservation_that_has_changed_since_the_look_is_left_alone(tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ from slurm_resilience.controller.observe import ClusterSnapshot
 from slurm_resilience.controller.spares.gift_lifecycle import GiftEvent, GiftState
 from slurm_resilience.controller.spares.pool_lifecycle import PoolEvent
 from slurm_resilience.controller.spares.pool_records import Gift, MoveGift, MovePool, SparePool
-from slurm_resilience.errors import NotPermitted, SlurmError, SlurmUnreachable
+from slurm_resilience.errors import NotPermitted, SlurmError, SlurmUnreachable, SresError
 from slurm_resilience.slurm.reservations import Reservation, ReservationClient
 
 log = logging.getLogger("sresctld")
@@ -55,6 +55,10 @@ class SpareActs:
             if action.event is not PoolEvent.MAKE or not is_there:
                 self._move(action, _REFUSED[action.event], str(error))
             raise
+        if action.event is PoolEvent.MAKE:
+            # If the next look does not show it, a person has deleted it.
+            text = f"{','.join(action.nodes)} are kept in {action.name}"
+            self._move(action, PoolEvent.MADE, text)
 
     def ask_for_gift(self, snapshot: ClusterSnapshot, action: AskForGift) -> None:
         """Make a gift and offer it, or end it, unless its reservation has changed meanwhile."""
@@ -97,9 +101,9 @@ class SpareActs:
         except (SlurmError, NotPermitted) as error:
             self._move_gift(action, GiftEvent.END, str(error))
             raise
-        made = _find(client.reservations(), gift.name)
-        if made is not None:
-            self._move_gift(action, GiftEvent.MADE, f"{gift.name} is there", made.terms)
+        # As with a pool: if the next look does not show it, a person has deleted it.
+        terms = _terms_of(client, gift.name)
+        self._move_gift(action, GiftEvent.MADE, f"{gift.name} is there", terms)
 
     def _offer(self, client: ReservationClient, gift: Gift) -> None:
         """Tell one job of the reservation: no other asks for it by its name."""
@@ -142,6 +146,16 @@ class SpareActs:
     def _move(self, action: AskForPool, event: PoolEvent, text: str) -> SparePool:
         move = MovePool(action.partition, event, text, action.nodes, name=action.name)
         return self._journal.move_pool(move, self._clock.now())
+
+
+def _terms_of(client: ReservationClient, name: str) -> str:
+    """Return the terms of a reservation that was just made; empty: Slurm does not show them, and
+    the next cycle sees why."""
+    try:
+        made = _find(client.reservations(), name)
+    except SresError:
+        return ""
+    return made.terms if made is not None else ""
 
 
 def _find(shown: tuple[Reservation, ...], name: str) -> Reservation | None:

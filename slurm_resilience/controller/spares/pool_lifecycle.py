@@ -35,7 +35,7 @@ class PoolEvent(enum.StrEnum):
     MAKE = "make"
     """The reservation is about to be made."""
     MADE = "made"
-    """Slurm shows it."""
+    """Slurm says that it has made it, or shows it."""
     UNMADE = "unmade"
     """Slurm has refused to make it."""
     CHANGE = "change"
@@ -65,6 +65,7 @@ POOL_TABLE: Mapping[tuple[PoolState, PoolEvent], PoolState] = {
     (PoolState.MAKING, PoolEvent.MADE): PoolState.KEPT,
     (PoolState.MAKING, PoolEvent.UNMADE): PoolState.ABSENT,
     (PoolState.MAKING, PoolEvent.PERSON): PoolState.HELD,
+    (PoolState.KEPT, PoolEvent.MADE): PoolState.KEPT,  # Slurm has answered, and shows it now
     (PoolState.KEPT, PoolEvent.CHANGE): PoolState.CHANGING,
     (PoolState.KEPT, PoolEvent.CHANGED): PoolState.KEPT,
     (PoolState.KEPT, PoolEvent.REMOVED): PoolState.ABSENT,  # its year is over

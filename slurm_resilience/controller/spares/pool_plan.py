@@ -111,7 +111,9 @@ def _settle(
         case PoolState.HELD:
             return
         case PoolState.ABSENT | PoolState.MAKING if seen is None:
-            return  # while it is being made, it is asked for again, under the same name
+            # Slurm's answer is missing: it is asked again, under the same name. A person who has
+            # deleted it before any look showed it cannot be told from a request that was lost.
+            return
         case PoolState.REMOVING if seen is None:
             yield MovePool(pool.partition, PoolEvent.REMOVED, "its reservation is deleted")
         case PoolState.KEPT if seen is None and is_over(pool.terms, snapshot.now):
@@ -124,7 +126,10 @@ def _settle(
             yield MovePool(pool.partition, PoolEvent.MADE, text, seen.nodes, seen.terms)
         case PoolState.ABSENT | PoolState.MAKING:
             yield _held(pool, f"{pool.name} was changed to {_listed(seen.nodes)}")
-        case _ if seen.terms != pool.terms:
+        case PoolState.KEPT if not pool.terms and set(seen.nodes) == set(pool.nodes):
+            text = f"Slurm shows {pool.name}"
+            yield MovePool(pool.partition, PoolEvent.MADE, text, seen.nodes, seen.terms)
+        case _ if pool.terms and seen.terms != pool.terms:
             yield _held(pool, f"{pool.name} was changed: {_difference(pool.terms, seen.terms)}")
         case _:
             yield from _compare_nodes(snapshot, pool, seen)

@@ -22,6 +22,8 @@ from slurm_resilience.simulate.schedule import Schedule
 
 BURST_SECONDS = 60.0
 """Faults of one burst happen within this time."""
+SCRIPTS_SHARE, SCRIPT_SECONDS, LOOK_OF_SCRIPT_SECONDS = 0.3, 600.0, 0.3
+"""So often a script deletes reservations: for so long, with so much between two looks."""
 YEAR_SECONDS = 365 * 86400.0
 PERSONS = ("alice", "bob", "alice@corp.example.com")
 REASONS = ("RMA 4711, keep out", "vendor on site, hands off", "action:replace", "Action: fan")
@@ -556,10 +558,23 @@ def _spares_lent(world: FaultyWorld, random: Random) -> None:
 
 
 def _spares_deleted(world: FaultyWorld, random: Random) -> None:
+    """Delete it by hand; or by a script, which looks a few times a second and knows it not."""
     name = _own_pool(world, random)
     if name:
         world.reservations.delete_by("alice", name)
         _resumed_later(world, random)
+        if random.random() < SCRIPTS_SHARE:
+            _delete_anew(world, random, world.schedule.now + SCRIPT_SECONDS)
+
+
+def _delete_anew(world: FaultyWorld, random: Random, until: float) -> None:
+    """Delete the next reservation that sresctld makes, as soon as it is there."""
+    name = _own_pool(world, random)
+    if name:
+        world.reservations.delete_by("alice", name)
+        _resumed_later(world, random)
+    elif world.schedule.now < until:
+        world.schedule.after(LOOK_OF_SCRIPT_SECONDS, _delete_anew, world, random, until)
 
 
 def _resumed_later(world: FaultyWorld, random: Random) -> None:

@@ -70,6 +70,11 @@ LONGEST_WAIT_SECONDS = 8.0
 UNDER_WAY = "SELECT body FROM incidents WHERE state IN ({}) ORDER BY id".format(
     ", ".join(f"'{state.value}'" for state in NodeState if state.is_under_way)
 )
+IN_THE_MAKING = " UNION ".join(
+    f"SELECT json_extract(body, '$.name') FROM {table} "
+    "WHERE json_extract(body, '$.state') = 'making'"
+    for table in ("spare_pools", "spare_gifts")
+)
 FAULTS_AN_HOUR = 6
 CALM_SECONDS = 60.0
 """After the last fault, until a person answers the breaker's alarm."""
@@ -538,6 +543,7 @@ class SimDaemon:
         self.kill_in = self.stop_in = 0
         self._world.endpoint.serves = False
         self._world.rules.daemon_down(self._is_paused())
+        self._world.reservations.watcher.reservations_forgotten(self._in_the_making())
 
     def _before(self) -> None:
         self._world.beat()
@@ -610,6 +616,11 @@ class SimDaemon:
     def _is_paused(self) -> bool:
         query = "SELECT value FROM settings WHERE name = 'paused' AND value != ''"
         return self._world.database.execute(query).fetchone() is not None
+
+    def _in_the_making(self) -> list[str]:
+        """Return the reservations of which the journal says that Slurm is asked for them."""
+        rows = self._world.database.execute(IN_THE_MAKING).fetchall()
+        return [str(row[0]) for row in rows]
 
     def _say(self, message: Message) -> None:
         """Hand an administrator's message to sresctld, if it runs."""

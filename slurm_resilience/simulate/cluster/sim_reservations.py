@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Protocol
 
 from slurm_resilience.errors import SlurmError, SlurmUnreachable
@@ -27,6 +27,14 @@ class ReservationWatcher(Protocol):
 
     def reservations_read(self) -> None:
         """Take in that sresctld reads all of them."""
+        ...
+
+    def reservations_forgotten(self, names: Collection[str]) -> None:
+        """Take in that sresctld has ended, and cannot know that Slurm has made these."""
+        ...
+
+    def reservations_known(self, names: Collection[str]) -> None:
+        """Take in that Slurm has shown these to sresctld, or has said that it has made them."""
         ...
 
     def look(self, is_able: bool, seconds: float) -> None:
@@ -143,6 +151,7 @@ class SimReservations:
     def reservations(self) -> tuple[Reservation, ...]:
         self.watcher.reservations_read()
         self._slurm.enter()
+        self.watcher.reservations_known(self.shown)
         return tuple(self.shown.values())
 
     def keep_nodes(self, name: str, nodes: Sequence[str], user: str) -> None:
@@ -151,6 +160,7 @@ class SimReservations:
             raise SlurmError("Duplicate reservation name")
         self.set_by(SRESCTLD, name, nodes)
         self._leave()
+        self.watcher.reservations_known((name,))
 
     def give_nodes(self, name: str, nodes: Sequence[str], user: str) -> None:
         self._enter()
@@ -160,6 +170,7 @@ class SimReservations:
         terms = f"StartTime={self._schedule.now} Users={user}"
         self._put(SRESCTLD, name, Reservation(name, tuple(nodes), self._schedule.now, terms))
         self._leave()
+        self.watcher.reservations_known((name,))
 
     def put_job_in(self, job_id: int, name: str) -> None:
         self._enter()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 
 from slurm_resilience.config import Config
@@ -69,8 +69,9 @@ class SpareRules:
         self._started = started
         self._note = note
         self._break = break_rule
-        self._own: set[str] = set()
-        """Names of the reservations that sresctld has made."""
+        self._own: dict[str, bool] = {}
+        """Names of the reservations that sresctld has made; and whether it knows so: Slurm has said
+        it, or has shown the reservation."""
         self._read_at = 0.0
         self._changed: dict[str, float] = {}
         """Reservations that a person has changed or deleted, and when; until a person's word."""
@@ -82,6 +83,13 @@ class SpareRules:
     def reservations_read(self) -> None:
         self._read_at = self._now()
 
+    def reservations_known(self, names: Collection[str]) -> None:
+        self._own.update({name: True for name in names if name in self._own})
+
+    def reservations_forgotten(self, names: Collection[str]) -> None:
+        """Take in that sresctld has ended, and cannot know that Slurm has made these."""
+        self._own.update({name: False for name in names if name in self._own})
+
     def reservation_set(
         self, name: str, before: Reservation | None, after: Reservation | None, author: str
     ) -> None:
@@ -91,8 +99,9 @@ class SpareRules:
             if before != after:  # a person may write what is there already
                 self._changed[name] = self._now()
             return
-        if before is None:
-            self._own.add(name)
+        if before is None and not self._own.setdefault(name, False):
+            # That it was made once, and deleted by a person, no look could have shown.
+            self._changed.pop(name, None)
         if name not in self._own:
             self._break(ClusterRule.OTHERS_RESERVATION, f"{name} is not sresctld's")
         if self._changed.get(name, 1e18) < self._read_at:

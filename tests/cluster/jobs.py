@@ -20,7 +20,7 @@ printf '{"host":"%s","procid":%s,"token":"%s","attempt":%s,"node_list":"%s","mas
 "$SRES_TOKEN" "${SRES_ATTEMPT:-0}" "$NODE_LIST" "$MASTER_NODE" "$MASTER_ADDR" "$MASTER_PORT" \
 "${NNODES:-0}" "${NODE_RANK:--1}" "${SLURM_NODE:--1}" "$SLURM_NNODES" "$SLURM_JOB_NODELIST" \
 "${SLURM_RESTART_COUNT:-0}" >> tasks
-while [ ! -e end ]; do sleep 0.05; done
+while [ ! -e end ]; do sleep "${LOOK_SECONDS:-0.05}"; done
 exit "$(cat end)"
 """
 

@@ -24,6 +24,8 @@ LOSERS = SRUNS // 5
 TOGETHER = 8
 JOBS = (SRUNS - LOSERS) // TOGETHER
 SECONDS = 300
+LOOK = {"LOOK_SECONDS": "2"}
+"""Between two looks of a task whether it may end: each is a process, of a hundred tasks."""
 FLAGGED = "srun --auto-resume=1 --overlap -N1 -n1 ./task.sh"
 
 if "SRES_TEST_SRUNS" in os.environ:  # it starts 70 nodes
@@ -39,9 +41,10 @@ if "SRES_TEST_SRUNS" in os.environ:  # it starts 70 nodes
         spec = LabSpec(nodes=3 * LOSERS + JOBS, network=True, sres_options=options, cpus=TOGETHER)
         lab = fresh_lab(spec)
         several = f"for i in $(seq {TOGETHER - 1}); do {FLAGGED} & done; srun --auto-resume=1"
-        losers = [Job(lab, tmp_path, "--no-kill", nodes=2) for _ in range(LOSERS)]
+        losers = [Job(lab, tmp_path, "--no-kill", nodes=2, env=LOOK) for _ in range(LOSERS)]
         others = [
-            Job(lab, tmp_path, srun=f"{several} --overlap -N1 -n1", nodes=1) for _ in range(JOBS)
+            Job(lab, tmp_path, srun=f"{several} --overlap -N1 -n1", nodes=1, env=LOOK)
+            for _ in range(JOBS)
         ]
         for job in losers:
             wait_for(lambda j=job: j.running_on(1, 2), SECONDS, job)
@@ -74,11 +77,11 @@ if "SRES_TEST_SRUNS" in os.environ:  # it starts 70 nodes
 
 
 def processor_seconds(lab: Lab) -> float:
-    """Return the processor time that sresctld has used."""
-    # The oldest: the shell's own words hold the name too.
-    shown = lab.run(["sh", "-c", "cat /proc/$(pgrep -of bin/sresctld)/stat"], check=True).stdout
+    """Return the processor time that sresctld has used, with the commands that it has run."""
+    shown = lab.run(["sh", "-c", "cat /proc/$(pgrep -x sresctld)/stat"], check=True).stdout
     fields = shown.rpartition(")")[2].split()
-    return sum(map(int, fields[11:13])) / os.sysconf("SC_CLK_TCK")
+    # proc(5): utime, stime, cutime, cstime.
+    return sum(map(int, fields[11:15])) / os.sysconf("SC_CLK_TCK")
 
 
 def at(job: Job, event: str) -> float:

@@ -41,8 +41,9 @@ CLOSE_UNCONNECTED_SECONDS = 0.1
 CONNECT_SECONDS = 2.0
 FIRST_RETRY_SECONDS, LAST_RETRY_SECONDS = 0.1, 2.0
 MOST_EVENTS = 1000
-POLL_SECONDS = 0.05
-"""Between two looks at what is to be sent."""
+POLL_SECONDS = 60.0
+"""Between two looks at what is to be sent, of which the bell tells."""
+_BELL_BYTES = 65536
 
 
 class KnownVerdicts:
@@ -120,7 +121,10 @@ class SupervisorLink:
         self._lock = threading.Lock()
         self._stop = threading.Event()
         self._bell = socket.socketpair()
-        """`close` writes to one end, so that the thread does not go on waiting."""
+        """A byte in it ends the wait of the thread. A look from time to time instead would
+        cost a machine with a hundred supervisors a tenth of a processor."""
+        for end in self._bell:
+            end.setblocking(False)
         self.connected = threading.Event()
         self.news = threading.Event()
         """Set when a node of ours turned bad."""
@@ -137,8 +141,7 @@ class SupervisorLink:
     def close(self) -> None:
         """Send what is queued, then end."""
         self._stop.set()
-        with contextlib.suppress(OSError):
-            self._bell[0].send(b".")
+        self._ring()
         if self._thread.is_alive():
             # A controller that is not there is not waited for.
             connected = self.connected.is_set()
@@ -149,6 +152,7 @@ class SupervisorLink:
         with self._lock:
             self._current = message
             self._verdicts.begin()
+        self._ring()
 
     def moved(self, message: AttemptStarted) -> None:
         """Announce other nodes of the running attempt; verdicts on those it keeps still hold."""
@@ -156,6 +160,7 @@ class SupervisorLink:
             self._current = message
             for name in set(self._verdicts.faulty) - set(message.nodes):
                 self._verdicts.drop(name)
+        self._ring()
 
     def forgive(self, node: str) -> None:
         """Drop the verdict on a node: another machine has its name now."""
@@ -165,10 +170,11 @@ class SupervisorLink:
     def send(self, message: Message) -> None:
         """Queue a message."""
         self._outbox.put(message)
+        self._ring()
 
     def ask(self, nodes: tuple[str, ...]) -> None:
         """Ask for the verdicts on some nodes; the answer comes as news."""
-        self._outbox.put(EvidenceRequest(nodes))
+        self.send(EvidenceRequest(nodes))
 
     def ask_checks(self, nodes: tuple[str, ...], seconds: float) -> None:
         """Have these nodes check themselves: a step has failed on them. Verdicts come as news.
@@ -178,7 +184,7 @@ class SupervisorLink:
             seconds: time limit.
         """
         self._verdicts.checks_run = False
-        self._outbox.put(EvidenceRequest(nodes, seconds))
+        self.send(EvidenceRequest(nodes, seconds))
 
     @property
     def checks_run(self) -> bool:
@@ -260,9 +266,21 @@ class SupervisorLink:
             self._stop.wait(pause)
             pause = min(LAST_RETRY_SECONDS, pause * 2)
 
+    def _ring(self) -> None:
+        # Full: the thread has not listened for long, and finds all when it does.
+        with contextlib.suppress(OSError):
+            self._bell[0].send(b".")
+
     def _talk(self, connection: Connection) -> None:
         announced: AttemptStarted | None = None
+        # Not select(), which knows no number above 1023: the user may have left us many open files.
+        watched = select.poll()
+        watched.register(connection, select.POLLIN)
+        watched.register(self._bell[1], select.POLLIN)
         while True:
+            # Before a look at what is to be done: what comes later rings again.
+            with contextlib.suppress(OSError):
+                self._bell[1].recv(_BELL_BYTES)
             ending = self._stop.is_set()  # before the queue is emptied for the last time
             with self._lock:
                 current = self._current
@@ -275,9 +293,7 @@ class SupervisorLink:
                     connection.send(self._outbox.get_nowait())
             if ending:
                 return
-            # Readable too when `close` has something to say.
-            watched: list[Connection | socket.socket] = [connection, self._bell[1]]
-            select.select(watched, [], [], POLL_SECONDS)
+            watched.poll(POLL_SECONDS * 1000)
             while (message := connection.receive(0.0)) is not None:
                 self._hear(message)
 

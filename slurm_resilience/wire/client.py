@@ -154,8 +154,7 @@ class Connection:
                 return message
             remaining = deadline - SYSTEM_CLOCK.monotonic()
             try:
-                ready, _, _ = select.select([self._sock], [], [], max(0.0, remaining))
-                if not ready:
+                if not self._is_readable(max(0.0, remaining)):
                     return None
                 data = self._sock.recv(65536)
             except (OSError, ValueError) as error:
@@ -163,6 +162,12 @@ class Connection:
             if not data:
                 raise WireError("the connection to sresctld is lost: closed by the other side")
             self._buffer += data
+
+    def _is_readable(self, seconds: float) -> bool:
+        # Not select(), which knows no number above 1023: a supervisor inherits its user's files.
+        poll = select.poll()
+        poll.register(self._sock, select.POLLIN)
+        return bool(poll.poll(seconds * 1000))
 
     def ask(self, message: Message, timeout: float = 10.0) -> Message:
         """Send a request and wait for the next message.

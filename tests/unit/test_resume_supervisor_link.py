@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import fcntl
+import os
+import resource
 import socket
 import threading
 from typing import Any
@@ -69,6 +72,25 @@ def test_what_is_queued_at_the_end_is_sent_and_nothing_is_left_unread(
     thread.join(30)
     assert not thread.is_alive()
     assert wire.sent == [started, EvidenceRequest(started.nodes), ended]
+
+
+def test_a_user_may_leave_us_many_open_files(monkeypatch: Any) -> None:
+    """A number above 1023 is one that select() does not know."""
+    most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most[1], most[1]))
+    link = SupervisorLink(("localhost",), 1, 7, "", frozenset({0}))
+    wire: Any = Wire(Evidence((NodeVerdict("n1", "dead", "no beat"),)))
+    high = fcntl.fcntl(wire.fileno(), fcntl.F_DUPFD_CLOEXEC, 1500)
+    monkeypatch.setattr(wire, "fileno", lambda: high)
+    link.attempt(AttemptStarted(1, ("n1",)))
+    thread = threading.Thread(target=link._talk, args=(wire,), daemon=True)
+    thread.start()
+    assert link.news.wait(30)
+    link.close()
+    thread.join(30)
+    assert not thread.is_alive()
+    os.close(high)
+    resource.setrlimit(resource.RLIMIT_NOFILE, most)
 
 
 def test_a_doubt_is_answered_also_about_nodes_of_others(monkeypatch: Any) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import subprocess
+import tempfile
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -144,3 +145,15 @@ def test_kinds(pipe: tuple[int, int], tmp_path: Path) -> None:
 )
 def test_srun_reads_it(words: list[str], mode: str, expected: bool) -> None:
     assert reads_input(split([*words, "train"], BUILTIN), mode) is expected
+
+
+def test_where_nothing_can_be_kept_the_attempt_reads_all_the_same(
+    pipe: tuple[int, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All disks are full: this attempt gets its whole input, and no other one a part of it."""
+    monkeypatch.setattr(tempfile, "_candidate_tempdir_list", lambda: ["/nonexistent"])
+    monkeypatch.setattr(tempfile, "tempdir", None)
+    write_all(pipe[1], TEXT)
+    given = StandardInput(1 << 20, is_read=True, source=pipe[0])
+    assert read_by(given) == TEXT
+    assert "could not be kept in any directory" in given.lost

@@ -171,7 +171,8 @@ class StandardInput:
             self._kept.write(fresh)
             self._kept.flush()
         except OSError as error:
-            self._lose(f"could not be kept in {tempfile.gettempdir()} ({error})")
+            # Asked for its name where there is none, `tempfile` fails again.
+            self._lose(f"could not be kept in {tempfile.tempdir or 'any directory'} ({error})")
             return
         self._kept_bytes += len(fresh)
 

@@ -13,6 +13,7 @@ from slurm_resilience.resume.allocation.companion_world import (
     companion_variables,
     part_command,
     part_environment,
+    part_numbers,
     world_parts,
     world_variables,
 )
@@ -197,6 +198,7 @@ def start_companion_step(
             stdin=subprocess.DEVNULL,
             name=f"{part.job}.",
             reports=reports,
+            numbers=part_numbers(context.command, context.environment, attempt, part),
         )
         signals.steps.append(step)
     return step

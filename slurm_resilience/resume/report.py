@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import select
 import textwrap
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -57,7 +58,23 @@ def _to_standard_error(text: str) -> None:
     with contextlib.suppress(OSError):
         lines = fold_line(text, _terminal_width() - len(_PREFIX))
         whole = "".join(f"{_PREFIX}{line}\n" for line in lines)
-        os.write(2, whole.encode(errors="surrogateescape"))
+        write_all(2, memoryview(whole.encode(errors="surrogateescape")))
+
+
+def write_all(number: int, data: memoryview) -> None:
+    """Write to an open file, however slowly it takes it.
+
+    Raises:
+        OSError: it is closed, or full.
+    """
+    while data:
+        try:
+            data = data[os.write(number, data) :]
+        except BlockingIOError:
+            # A process with the same terminal or pipe has made it non-blocking.
+            poll = select.poll()
+            poll.register(number, select.POLLOUT)
+            poll.poll()
 
 
 def _terminal_width() -> int:

@@ -110,6 +110,7 @@ def next_world() -> View | None:
     raise TimeoutError(mesh.waits_for)
 
 
+print(f"seat {here.seat} is here", flush=True)
 mesh.start()
 last = 0
 mesh.say(PeerStatus())

@@ -114,7 +114,7 @@ def test_a_companion_takes_the_place_of_a_lost_node(
     fresh_lab: Callable[[LabSpec], Lab], wait_for: WaitFor, tmp_path: Path
 ) -> None:
     lab = fresh_lab(GRES)
-    job = WorldJob(lab, tmp_path)
+    job = WorldJob(lab, tmp_path, srun="--label")
     wait_for(lambda: job.views(1), 60, job)
     lab.power_off("n2")
     views = wait_for(lambda: job.views(2), 60, job)
@@ -125,7 +125,8 @@ def test_a_companion_takes_the_place_of_a_lost_node(
     assert {view["companion"] for view in views[:6]} == {""}
     assert {view["companion"] for view in views[6:]} == {number}
     wait_for(lambda: "recovered: attempt 2" in job.log(), 30, job)
-    wait_for(lambda: all(f"rank {rank} of 8 met all" in job.log() for rank in (0, 7)), 30, job)
+    # Each line by its task in the world, also those of the companion's own tasks 0 and 1.
+    wait_for(lambda: all(f"\n{r}: rank {r} of 8 met" in job.log() for r in range(8)), 30, job)
     assert f"a second allocation, job {number}, gives n5; now on n[1,3-5]" in job.log()
     # A task of the companion's part fails: its code is the set's, and the program is at fault.
     job.end_with(0, 0, 0, 0, 0, 0, 0, 0)

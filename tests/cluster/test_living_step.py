@@ -116,7 +116,7 @@ def test_a_program_has_more_to_do_after_its_training(
 
 
 def test_a_node_loses_its_power(start: Callable[..., Run], wait_for: WaitFor) -> None:
-    run = start()
+    run = start(srun="--label")
     before = {seat: run.lines(seat)[-1] for seat in range(4)}
     victim = before[2]["node"]
     run.lab.power_off(victim)
@@ -132,6 +132,9 @@ def test_a_node_loses_its_power(start: Callable[..., Run], wait_for: WaitFor) ->
     wait_for(lambda: "healed: seats 2" in run.text(), 30, run)
     finish(run, wait_for)
     assert run.text().count("healed") == 1, run
+    # A join step counts its tasks from 0: its lines have the number of the task that they replace.
+    lines = [line for line in run.text().splitlines() if line.endswith("is here")]
+    assert sorted(lines) == sorted(f"{seat}: seat {seat} is here" for seat in (0, 1, 2, 2, 3))
 
 
 def test_a_node_that_is_away_for_a_moment_is_left_and_comes_back(

@@ -158,7 +158,9 @@ def test_each_part_gets_its_share_of_the_users_line() -> None:
     [
         ("train", {}, 6, ""),
         ("--mpi=none -o out.%N train", {}, 3, ""),
-        ("--label train", {}, 6, "--label"),
+        ("--label train", {}, 6, ""),
+        ("--label -o out train", {}, 6, "--label"),
+        ("-e err train", {"SLURM_LABELIO": "1"}, 6, "--label"),
         ("--multi-prog conf", {}, 6, "--multi-prog"),
         ("--mpi=pmix train", {}, 6, "MPI"),
         ("train", {"SLURM_MPI_TYPE": "pmix"}, 6, "MPI"),

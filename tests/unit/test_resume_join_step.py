@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from slurm_resilience.resume.live_step.join_step import (
     join_command,
+    join_numbers,
     join_variables,
 )
 from slurm_resilience.resume.live_step.living_program import (
@@ -26,6 +27,7 @@ from slurm_resilience.resume.live_step.seats import (
     seats_of_tasks,
 )
 from slurm_resilience.resume.srun.srun_options import BUILTIN, split
+from slurm_resilience.resume.task_labels import TaskNumbers
 
 LAUNCHED = ["python", "-m", "slurm_resilience.launcher", "--nproc-per-node=2", "train.py"]
 BARE = SeatMap((NodeSlot(0, "n1", (0, 1)), NodeSlot(1, "n5", (2, 3))), 4, 1)
@@ -143,6 +145,18 @@ def test_the_join_step_keeps_the_users_options_but_not_the_old_places() -> None:
     assert joined.has("overlap") and joined.has("label") and joined.has("no-kill")
     assert sum(option.called("nodelist") for option in joined.options) == 1
     assert joined.program == line.program
+
+
+def test_a_join_steps_lines_are_labelled_as_those_of_the_tasks_that_it_replaces() -> None:
+    line, files = command("-l"), command("-l", "-o", "out")
+    slot = msgspec.structs.replace(BARE.slots[1], seats=(3,))
+    numbers = join_numbers(line, {}, BARE, slot)
+    assert numbers is not None and numbers.tasks == (3,)
+    assert join_numbers(command("-o", "out"), {}, BARE, slot) is None
+    assert not join_command(files, 12, BARE, slot).has("label"), "srun would write another one's"
+    launchers = msgspec.structs.replace(BARE, per_task=2)
+    numbers = join_numbers(line, {}, launchers, BARE.slots[1])
+    assert numbers == TaskNumbers((1,), 2)
 
 
 def test_a_joiner_writes_into_no_other_ranks_file() -> None:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import threading
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -48,3 +51,22 @@ def test_a_log_has_room_for_any_line(capfd: pytest.CaptureFixture[str]) -> None:
     report.say("word " * 100)
     assert capfd.readouterr().err.count("\n") == 1
     assert report.fold_line("─" * 72, 60) == ["─" * 72]
+
+
+def test_a_slow_reader_gets_all_where_another_process_made_the_pipe_non_blocking() -> None:
+    source, sink = os.pipe()
+    os.set_blocking(sink, False)
+    text = b"x" * 500_000
+
+    def write() -> None:
+        report.write_all(sink, memoryview(text))
+        os.close(sink)
+
+    writer = threading.Thread(target=write, daemon=True)
+    writer.start()
+    writer.join(0.1)
+    read = b""
+    while data := os.read(source, 65536):
+        read += data
+    assert read == text
+    os.close(source)

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from slurm_resilience.resume.srun.step import SrunStep, end_step
+from slurm_resilience.resume.task_labels import TaskNumbers
 from slurm_resilience.slurm.client import StepInfo
 
 ABORTED = "srun: Job step aborted: Waiting up to 32 seconds for job step to finish."
@@ -249,3 +250,31 @@ def test_a_step_with_a_terminal_of_its_own_has_its_errors_left_alone() -> None:
     step = SrunStep(["sh", "-c", "exit 4"], os.environ, ended.set, relay_stderr=False)
     assert ended.wait(30)
     assert step.code == 4
+
+
+def test_labels_of_a_part_count_on(capfd: pytest.CaptureFixture[str]) -> None:
+    ended = threading.Event()
+    program = (
+        "printf '0: a\\n1: 0: b\\nsrun: error: n2: task 1: Killed\\n0: c' >&2; sleep 0.2; "
+        "printf 'd\\n7: of another\\n1: no end' >&2; printf '1: out\\n'"
+    )
+    numbers = TaskNumbers((3, 11), 12)
+    step = SrunStep(["sh", "-c", program], os.environ, ended.set, numbers=numbers)
+    assert ended.wait(30)
+    told = capfd.readouterr()
+    assert told.out == "11: out\n"
+    assert told.err.splitlines() == [
+        *(" 3: a", "11: 0: b", "srun: error: n2: task 1: Killed", " 3: cd"),
+        *("7: of another", "11: no end"),
+    ]
+    assert [end.tasks for end in step.ended_tasks] == [(1,)], "of its own step, as srun tells it"
+
+
+def test_the_users_open_files_are_handed_on() -> None:
+    """`srun -o >(gzip >log.gz)` names one of them."""
+    source, sink = os.pipe()
+    os.set_inheritable(sink, True)
+    assert run(program=f"echo x >/dev/fd/{sink}").code == 0
+    assert os.read(source, 10) == b"x\n"
+    os.close(source)
+    os.close(sink)

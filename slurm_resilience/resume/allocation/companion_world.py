@@ -16,10 +16,11 @@ from slurm_resilience.resume.srun.env_option import NODEID, PROCID
 from slurm_resilience.resume.srun.environment import Attempt, srun_environment, task_variables
 from slurm_resilience.resume.srun.srun_options import GivenOption, SrunCommand
 from slurm_resilience.resume.srun.totals import cut_command, cut_environment, totals
+from slurm_resilience.resume.task_labels import TaskNumbers, labels_lines, writes_files
 from slurm_resilience.slurm.companion_job import COMPANION_JOB
 from slurm_resilience.slurm.hostlists import fold
 
-_ONE_STEP_ONLY = ("multi-prog", "label", "pty", "nodefile", "bcast", "resv-ports")
+_ONE_STEP_ONLY = ("multi-prog", "pty", "nodefile", "bcast", "resv-ports")
 """Options that speak of one step's tasks, or of what only one step can have."""
 _NO_MPI = (None, "", "none", "openmpi")
 """Values of --mpi by which Slurm itself sets nothing up between the tasks."""
@@ -75,6 +76,8 @@ def world_obstacle(
     for option in _ONE_STEP_ONLY:
         if command.has(option):
             return f"two steps cannot share --{option}"
+    if labels_lines(command, environment) and writes_files(command):
+        return "srun --label would write the numbers of other tasks into files"
     if command.value("mpi") not in _NO_MPI or environment.get("SLURM_MPI_TYPE") not in _NO_MPI:
         return "two steps cannot be one MPI world (--mpi)"
     if tasks_by_node(command, environment) or environment.get("SLURM_HOSTFILE"):
@@ -107,6 +110,24 @@ def part_command(command: SrunCommand, attempt: Attempt, part: WorldPart) -> Sru
     # Nothing else runs there: what is in Slurm's books is a dead step of ours.
     bare = SrunCommand(named, cut.program).without("jobid", "exclusive", "overlap")
     return bare.adding(f"--jobid={part.job}", "--overlap", "--open-mode=append")
+
+
+def part_numbers(
+    command: SrunCommand, environment: Mapping[str, str], attempt: Attempt, part: WorldPart
+) -> TaskNumbers | None:
+    """Return the numbers by which the lines of a part are labelled; None: they are not.
+
+    Args:
+        command: the user's.
+        environment: of srun.
+        attempt: as it is planned.
+        part: of its world.
+    """
+    if not labels_lines(command, environment):
+        return None
+    per_node = attempt.tasks_per_node
+    first, count = part.first_node * per_node, len(part.nodes) * per_node
+    return TaskNumbers(tuple(range(first, first + count)), len(attempt.step_nodes) * per_node)
 
 
 def _file_of_job(option: GivenOption, attempt: Attempt) -> GivenOption:

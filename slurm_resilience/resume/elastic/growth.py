@@ -20,7 +20,11 @@ from slurm_resilience.resume.elastic import size_events as ev
 from slurm_resilience.resume.elastic.companion_requests import CompanionRequests
 from slurm_resilience.resume.elastic.elastic_size import ElasticSize
 from slurm_resilience.resume.elastic.size_plan import SizePlan
-from slurm_resilience.resume.live_step.join_step import join_command, join_variables
+from slurm_resilience.resume.live_step.join_step import (
+    join_command,
+    join_numbers,
+    join_variables,
+)
 from slurm_resilience.resume.live_step.live_events import (
     FaultyNode,
     NodesFaulty,
@@ -215,7 +219,12 @@ class Growth:
         signals = context.user_signals
         with signals.starting:
             begin = partial(context.host_calls.start_srun, argv, environment, context.wake.set)
-            step = begin(on_news=context.wake.set, clock=context.clock, name=f"{companion}.")
+            step = begin(
+                on_news=context.wake.set,
+                clock=context.clock,
+                name=f"{companion}.",
+                numbers=join_numbers(context.command, context.environment, self._core, slot),
+            )
             signals.steps.append(step)
         self._sruns[number] = step
         return number

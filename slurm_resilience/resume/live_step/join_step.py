@@ -15,6 +15,7 @@ from slurm_resilience.resume.live_step.living_program import KEEP_RUNNING
 from slurm_resilience.resume.live_step.seats import NodeSlot, SeatMap
 from slurm_resilience.resume.srun.command import PLACEMENT
 from slurm_resilience.resume.srun.srun_options import GivenOption, SrunCommand
+from slurm_resilience.resume.task_labels import TaskNumbers, labels_lines, writes_files
 from slurm_resilience.slurm.hostlists import fold
 
 
@@ -104,6 +105,9 @@ def join_command(command: SrunCommand, job: int, seat_map: SeatMap, slot: NodeSl
     kept = tuple(_own_file(option, slot, tasks) for option in command.without(*_WHOLE_STEP).options)
     total = command.value("gpus")
     bare = SrunCommand(kept, command.program)
+    if writes_files(command):
+        # No label, where the one that srun writes is another task's.
+        bare = bare.without("label")
     if total is not None:
         bare = bare.without("gpus")
         share = _share(total, len(seat_map.slots))
@@ -121,6 +125,24 @@ def join_command(command: SrunCommand, job: int, seat_map: SeatMap, slot: NodeSl
         "--input=none",
         "--open-mode=append",
     )
+
+
+def join_numbers(
+    command: SrunCommand, environment: Mapping[str, str], seat_map: SeatMap, slot: NodeSlot
+) -> TaskNumbers | None:
+    """Return the numbers by which the lines of a join step are labelled; None: they are not.
+
+    Args:
+        command: the user's.
+        environment: of srun.
+        seat_map: as it was.
+        slot: with the seats to be filled.
+    """
+    if not labels_lines(command, environment):
+        return None
+    per_task = seat_map.per_task
+    tasks = tuple(seat // per_task for seat in slot.seats[::per_task])
+    return TaskNumbers(tasks, max(seat_map.seats // per_task, *(task + 1 for task in tasks)))
 
 
 def _own_file(option: GivenOption, slot: NodeSlot, tasks: int) -> GivenOption:

@@ -17,7 +17,11 @@ from slurm_resilience.resume.decide.signatures import Category
 from slurm_resilience.resume.elastic.growth import Growth
 from slurm_resilience.resume.live_step import live_events as ev
 from slurm_resilience.resume.live_step import node_search
-from slurm_resilience.resume.live_step.join_step import join_command, join_variables
+from slurm_resilience.resume.live_step.join_step import (
+    join_command,
+    join_numbers,
+    join_variables,
+)
 from slurm_resilience.resume.live_step.live_plan import GONE_SECONDS, LivePlan
 from slurm_resilience.resume.live_step.live_steps import (
     END_LOOK_SECONDS,
@@ -35,6 +39,7 @@ from slurm_resilience.resume.live_step.training import read_outcome
 from slurm_resilience.resume.progress.hang_evidence import FoundHang
 from slurm_resilience.resume.srun.environment import Attempt, srun_environment, task_variables
 from slurm_resilience.resume.srun.step import SrunStep
+from slurm_resilience.resume.task_labels import TaskNumbers
 from slurm_resilience.slurm.hostlists import fold
 from slurm_resilience.wire.messages import AttemptStarted, NodeVerdict, WrongResults
 
@@ -391,7 +396,8 @@ class LiveStep:
             if action is not None:
                 variables = self._variables(action)
                 line = partial(self._line, action)
-                self._preparation.start(action.slot.node, variables, line)
+                numbers = self._numbers(action)
+                self._preparation.start(action.slot.node, variables, line, numbers)
 
         self._preparation.look_for_spare(wanted, begin)
 
@@ -446,7 +452,7 @@ class LiveStep:
             prepared = self._preparation.take(slot.node, variables)
             if prepared is None:
                 argv, environment = self._line(action, variables)
-                self._steps.start(action.step, argv, environment)
+                self._steps.start(action.step, argv, environment, self._numbers(action))
             else:
                 self._steps.adopt(action.step, prepared)
         except SresError as error:
@@ -469,6 +475,10 @@ class LiveStep:
             incarnation=action.incarnation,
             step=action.step,
         )
+
+    def _numbers(self, action: ev.StartJoin) -> TaskNumbers | None:
+        context = self._context
+        return join_numbers(context.command, context.environment, action.seat_map, action.slot)
 
     def _line(
         self, action: ev.StartJoin, variables: Mapping[str, str]

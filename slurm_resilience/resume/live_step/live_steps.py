@@ -16,6 +16,7 @@ from slurm_resilience.resume.decide.transitions import advance
 from slurm_resilience.resume.live_step.seats import StepSeats, seats_of_tasks
 from slurm_resilience.resume.srun.stderr_reader import EndedTasks, code_of, killed_from_outside
 from slurm_resilience.resume.srun.step import SrunStep, end_step, end_tasks_left
+from slurm_resilience.resume.task_labels import TaskNumbers
 
 if TYPE_CHECKING:
     from slurm_resilience.resume.progress.hang_evidence import FoundHang
@@ -214,8 +215,20 @@ class LiveSteps:
         """Return the exit codes, by the number of the step."""
         return {srun.number: srun.step.code for srun in self}
 
-    def start(self, number: int, argv: Sequence[str], environment: dict[str, str]) -> None:
+    def start(
+        self,
+        number: int,
+        argv: Sequence[str],
+        environment: dict[str, str],
+        numbers: TaskNumbers | None = None,
+    ) -> None:
         """Start a join step.
+
+        Args:
+            number: of the step.
+            argv: its srun.
+            environment: of srun.
+            numbers: of its tasks among all, where srun labels their lines.
 
         Raises:
             MissingTool: srun cannot be started.
@@ -224,7 +237,9 @@ class LiveSteps:
         with context.user_signals.starting:
             wake = context.wake.set
             start = context.host_calls.start_srun
-            step = start(argv, environment, wake, on_news=wake, clock=context.clock)
+            step = start(
+                argv, environment, wake, on_news=wake, clock=context.clock, numbers=numbers
+            )
             context.user_signals.steps.append(step)
         self._sruns[number] = LiveSrun(step, number)
 

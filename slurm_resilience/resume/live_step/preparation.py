@@ -21,6 +21,7 @@ from slurm_resilience.resume.context import SupervisorContext
 from slurm_resilience.resume.live_step.live_events import FoundNodes, StartSearch
 from slurm_resilience.resume.live_step.node_search import NodeSearch, find_spare
 from slurm_resilience.resume.srun.step import SrunStep, end_step, find_step
+from slurm_resilience.resume.task_labels import TaskNumbers
 
 LAST_MOMENT_SECONDS = 5.0
 """Before the launcher ends by itself it is not taken any more."""
@@ -97,13 +98,20 @@ class Preparation:
             if found is not None and found.nodes:
                 self._begin(found)
 
-    def start(self, node: str, variables: Mapping[str, str], line: Line) -> None:
+    def start(
+        self,
+        node: str,
+        variables: Mapping[str, str],
+        line: Line,
+        numbers: TaskNumbers | None = None,
+    ) -> None:
         """Start a join step that waits.
 
         Args:
             node: the spare.
             variables: of its tasks, as they are expected to be.
             line: makes its srun.
+            numbers: of its tasks among all, where srun labels their lines.
         """
         context = self._context
         self._number += 1
@@ -113,7 +121,9 @@ class Preparation:
             argv, environment = line({**variables, HOLD: str(file)})
             wake = context.wake.set
             begin = context.host_calls.start_srun
-            step = begin(argv, environment, wake, on_news=wake, clock=context.clock)
+            step = begin(
+                argv, environment, wake, on_news=wake, clock=context.clock, numbers=numbers
+            )
             until = context.clock.monotonic() + HOLD_SECONDS - LAST_MOMENT_SECONDS
             self._prepared = PreparedJoin(node, dict(variables), file, step, until)
             context.events.write("preparing", nodes=[node])

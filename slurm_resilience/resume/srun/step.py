@@ -10,11 +10,12 @@ import signal
 import subprocess
 import threading
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from slurm_resilience.clock import Clock, SystemClock
 from slurm_resilience.errors import MissingTool, SresError
+from slurm_resilience.resume import report
 from slurm_resilience.resume.srun.job_log import JobLog
 from slurm_resilience.resume.srun.stderr_reader import (
     EndedTasks,
@@ -24,6 +25,7 @@ from slurm_resilience.resume.srun.stderr_reader import (
     killed_from_outside,
 )
 from slurm_resilience.resume.srun.task_reports import StepReports
+from slurm_resilience.resume.task_labels import TaskLabels, TaskNumbers
 from slurm_resilience.slurm.client import SlurmClient, StepInfo
 
 _libc = ctypes.CDLL(None)
@@ -75,8 +77,17 @@ class EndByUs:
 class RelayedOutput:
     """The part of srun's output that was passed on."""
 
+    numbers: TaskNumbers | None
+    """Those of its tasks in a whole, for the labels of their lines; None: they are its own."""
     size_bytes: int = 0
-    writing: bool = False
+    writing: set[int] = field(default_factory=set)
+    """Our own files that are written to."""
+    threads: list[threading.Thread] = field(default_factory=list)
+
+    @property
+    def living_thread(self) -> threading.Thread | None:
+        """Return one that still passes output on; None: all of it was."""
+        return next((thread for thread in self.threads if thread.is_alive()), None)
 
 
 class SrunStep:
@@ -96,6 +107,7 @@ class SrunStep:
         stdin: int | None = None,
         name: str = "",
         reports: StepReports | None = None,
+        numbers: TaskNumbers | None = None,
     ) -> None:
         """
         Args:
@@ -110,6 +122,7 @@ class SrunStep:
             stdin: open file for its standard input; None: the supervisor's own.
             name: the step's in Slurm, as far as it is known: ``12.`` before Slurm has numbered it.
             reports: what slurmstepd tells of its tasks; None: it tells nothing.
+            numbers: of its tasks in a whole, by which srun's labels are to count; None: as they do.
 
         Raises:
             MissingTool: srun cannot be started.
@@ -125,7 +138,7 @@ class SrunStep:
         self.tasks_ended_at: float | None = None
         """When Slurm had shown that its tasks are gone, or had ended them and had the time for it;
         None: that is not known."""
-        self._relayed = RelayedOutput()
+        self._relayed = RelayedOutput(numbers)
         self._on_end, self._on_news = on_end, on_news
         self._process = self._launch(argv, environment, stdin, relay_stderr)
 
@@ -146,29 +159,34 @@ class SrunStep:
             if os.getppid() != parent:
                 os._exit(1)
 
-        source, sink = os.pipe() if relay_stderr else (-1, None)
-        if relay_stderr:
-            with contextlib.suppress(OSError):  # beyond the user's share
-                fcntl.fcntl(source, fcntl.F_SETPIPE_SZ, _PIPE_BYTES)
+        # By the number of our own file: the pipe to it. srun writes standard output itself, where
+        # it can.
+        shared = _same_file(1, 2)
+        relayed = (1, 2) if self._relayed.numbers is not None and not shared else (2,)
+        pipes = {number: _pipe() for number in relayed} if relay_stderr else {}
+        sinks = {number: sink for number, (_, sink) in pipes.items()}
         try:
             process = subprocess.Popen(
                 list(argv),
                 env=dict(environment),
                 stdin=stdin,
-                stdout=sink if _same_file(1, 2) else None,
-                stderr=sink,
+                stdout=sinks.get(2 if shared else 1),
+                stderr=sinks.get(2),
+                # As plain srun has them: `-o >(gzip >log.gz)` names one. Ours are closed by exec.
+                close_fds=False,
                 preexec_fn=in_child,
             )
         except OSError as error:
             raise MissingTool(f"{argv[0]} cannot be started: {error}") from None
         finally:
-            if sink is not None:
+            for sink in sinks.values():
                 os.close(sink)
-        self._relay = threading.Thread(
-            target=self._pass_on, args=(source,), name="stderr", daemon=True
-        )
-        if relay_stderr:
-            self._relay.start()
+        for number, (source, _) in pipes.items():
+            relay = threading.Thread(
+                target=self._pass_on, args=(source, number), name="output", daemon=True
+            )
+            self._relayed.threads.append(relay)
+            relay.start()
         self._waiter = threading.Thread(
             target=self._wait, args=(process,), name="srun", daemon=True
         )
@@ -314,29 +332,41 @@ class SrunStep:
         seen = -1
         # All of srun's output is waited for, however slowly ours is read, but not that of a child
         # which srun left behind with the pipe open.
-        while self._relay.is_alive() and (
-            self._relayed.writing or self._relayed.size_bytes != seen
-        ):
-            seen = self._relayed.size_bytes
-            self._relay.join(timeout=OUTPUT_SECONDS)
+        relayed = self._relayed
+        while thread := relayed.living_thread:
+            if not relayed.writing and relayed.size_bytes == seen:
+                break
+            seen = relayed.size_bytes
+            thread.join(timeout=OUTPUT_SECONDS)
         self.ended_at = self.clock.monotonic()
         self._on_end()
 
-    def _pass_on(self, source: int) -> None:
-        """Copy srun's standard error as it comes, and read along."""
+    def _pass_on(self, source: int, number: int) -> None:
+        """Copy srun's output as it comes to a file of ours, and read along its standard error."""
+        relayed = self._relayed
+        labels = TaskLabels(relayed.numbers) if relayed.numbers is not None else None
         while data := os.read(source, _READ_BYTES):
-            self._relayed.writing = True
-            view = memoryview(data)
-            try:
-                while view:
-                    view = view[os.write(2, view) :]
-            except OSError:
-                pass  # our standard error is closed; srun would not die of it either
-            self._relayed.size_bytes += len(data)
-            self._relayed.writing = False
-            if self._stderr.read(data):
+            relayed.writing.add(number)
+            _write(number, labels.take(data) if labels is not None else data)
+            relayed.size_bytes += len(data)
+            relayed.writing.discard(number)
+            if number == 2 and self._stderr.read(data):
                 self._on_news()
+        _write(number, labels.rest() if labels is not None else b"")
         os.close(source)
+
+
+def _write(number: int, data: bytes) -> None:
+    # Our own file may be closed; srun would not die of it either.
+    with contextlib.suppress(OSError):
+        report.write_all(number, memoryview(data))
+
+
+def _pipe() -> tuple[int, int]:
+    source, sink = os.pipe()
+    with contextlib.suppress(OSError):  # beyond the user's share
+        fcntl.fcntl(source, fcntl.F_SETPIPE_SZ, _PIPE_BYTES)
+    return source, sink
 
 
 def _same_file(one: int, other: int) -> bool:

@@ -75,6 +75,8 @@ _EXAMPLE = (
     "`srun --auto-resume=1 program` in job.sh), or write "
     "salloc --nodes=4 --exclusive srun --auto-resume=1 program"
 )
+_SET_BY_PYTHON = ("C.UTF-8", "C.utf8", "UTF-8")
+"""Values of LC_CTYPE."""
 _NOT_A_STEP = ("help", "usage", "version", "test-only")
 
 
@@ -121,7 +123,7 @@ def _prepare(
 ) -> tuple[Supervisor, SupervisorLink]:
     asked_table = pool.submit(read_table, srun, environment)
     asked_config = pool.submit(load, environment.get("SRES_CONFIG") or None)
-    asked_job = pool.submit(_job_around, asked_config, environment)
+    asked_job = pool.submit(_job_around, asked_config, srun, environment)
     from slurm_resilience.resume.supervisor import Supervisor  # takes as long as srun --help
 
     table = asked_table.result()
@@ -143,7 +145,7 @@ def _prepare(
             "--async out, and write & behind srun to go on beside it"
         )
     config = _config(asked_config, environment)
-    client = CliClient(config.slurm_bin)
+    client = _client(config, srun)
     asked_info, asked_nodes = pool.submit(client.info), pool.submit(_nodes, client)
     job = _job(client, bare, environment, asked_job)
     hangs = _hang_settings(command, config)
@@ -237,14 +239,22 @@ def _nodes(client: SlurmClient) -> tuple[Node, ...]:
         return ()  # asked again when they are needed
 
 
-def _job_around(asked_config: Future[Config], environment: Mapping[str, str]) -> Job:
+def _client(config: Config, srun: str) -> CliClient:
+    """Return the commands beside srun, where they are: srun may have been called by its path, and
+    PATH may have none, or a user's own of such a name."""
+    beside = Path(srun).parent
+    has_all = all(os.access(beside / name, os.X_OK) for name in ("scontrol", "squeue", "scancel"))
+    return CliClient(config.slurm_bin or (str(beside) if has_all else ""))
+
+
+def _job_around(asked_config: Future[Config], srun: str, environment: Mapping[str, str]) -> Job:
     """Return the job that this srun runs in, where the command names no other one: asked while it
     is not known yet whether it does."""
     try:
         config = asked_config.result()
     except ConfigError:
         config = Config()
-    return CliClient(config.slurm_bin).job(int(_job_id(environment)))
+    return _client(config, srun).job(int(_job_id(environment)))
 
 
 def _job_id(environment: Mapping[str, str]) -> str:
@@ -327,7 +337,7 @@ def run(srun: str, args: Sequence[str]) -> int:
                 f"{srun} {CALLS_BACK}: name Slurm's own srun, or have that program call it by its "
                 "full path, without --auto-resume and without sres run"
             )
-        return supervise(srun, args, os.environ | {MARKER: own_marker()})
+        return supervise(srun, args, _own_environment() | {MARKER: own_marker()})
     except SresError as error:
         print(f"srun: error: sres: {error}", file=sys.stderr)
         return error.exit_code
@@ -337,6 +347,21 @@ def run(srun: str, args: Sequence[str]) -> int:
         text = "you may start no more processes here (ulimit -u), so nothing was started"
         print(f"srun: error: sres: {text}; see ps -u {os.geteuid()}", file=sys.stderr)
         return SresError.exit_code
+
+
+def _own_environment() -> dict[str, str]:
+    """Return the caller's environment: in the locale C, Python sets a variable of its own in it,
+    which would reach the tasks."""
+    environment = dict(os.environ)
+    if environment.get("LC_CTYPE") in _SET_BY_PYTHON:
+        with contextlib.suppress(OSError):
+            began_with = Path("/proc/self/environ").read_bytes().split(b"\0")
+            del environment["LC_CTYPE"]
+            for entry in began_with:
+                name, _, value = entry.partition(b"=")
+                if name == b"LC_CTYPE":
+                    environment["LC_CTYPE"] = os.fsdecode(value)
+    return environment
 
 
 def _open_standard_streams() -> None:

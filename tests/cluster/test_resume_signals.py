@@ -553,6 +553,24 @@ def test_variables_of_python_are_the_programs(site: Site, name: str, value: str)
     assert supervised == plain
 
 
+@pytest.mark.parametrize(
+    "script",
+    [
+        # Called by its path, where PATH has none of Slurm's commands.
+        "PATH=/nonexistent /usr/bin/$SRUN -n1 /bin/echo x",
+        # Python sets LC_CTYPE in the locale C.
+        "env -u LANG -u LC_ALL -u LC_CTYPE $SRUN -n1 sh -c 'echo x${LC_CTYPE-unset}'",
+        # A file that the shell has opened for srun.
+        "$SRUN -n2 -o >(sort) sh -c 'echo x$SLURM_PROCID' | cat",
+        "exec 2000>&1; $SRUN -n1 echo x",
+    ],
+)
+def test_odd_calls(site: Site, script: str) -> None:
+    plain, supervised = site.shell(f"ulimit -n 4096; {script}")
+    assert supervised == plain
+    assert plain.stdout.startswith("x")
+
+
 def test_a_job_that_a_task_submits_gets_nothing_of_the_attempt(
     site: Site, wait_for: WaitFor
 ) -> None:

@@ -302,10 +302,10 @@ class Membership:
         side.losses.suspected_until[suspicion.node] = now + SUSPICION_SECONDS
         side.broadcast(suspicion)
         limit = side.silence_limit(suspicion.node, now)
-        self._judge_silence(now, suspicion.node)
         for contact in side.contacts.seated():
             if contact.peer.node == suspicion.node:
-                # The next beat, which judges silence, comes when that of this peer is too long.
+                # The next beat, before which what has arrived quietly is read, and which judges
+                # silence, comes when that of this peer is too long: at once, perhaps.
                 too_long = max(now, contact.heard + limit + ROUNDING_SECONDS)
                 side.timers.next_beat = min(side.timers.next_beat, too_long)
 
@@ -351,14 +351,13 @@ class Membership:
             side.effects.append(DialKnown())
         self._election.look_around(now)
 
-    def _judge_silence(self, now: float, node: str = "") -> None:
-        """Judge the peers that are silent for too long: of one node, or of all."""
+    def _judge_silence(self, now: float) -> None:
+        """Judge the peers that are silent for too long."""
         side = self.side
         overdue = [
             contact
             for contact in side.contacts.seated()
-            if node in ("", contact.peer.node)
-            and now - contact.heard > side.silence_limit(contact.peer.node, now)
+            if now - contact.heard > side.silence_limit(contact.peer.node, now)
         ]
         last = side.last_holders(now) if overdue else frozenset[str]()
         for contact in overdue:

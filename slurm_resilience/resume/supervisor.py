@@ -328,7 +328,7 @@ class Supervisor:
             pause = crashes.pause(self._layout_pause(self._hangs.pause(pause)))
             news = context.clock.wait(context.wake, pause)
             self._settle_layout(step)
-            early = self._end_early(step)
+            early = self._end_early(step, stage)
             if early is not None:
                 return early
             if crashes.look():
@@ -402,13 +402,26 @@ class Supervisor:
         """Tell of nodes that were left for nothing but what ended there."""
         self._recovery.look_back(self._history.endings, self._step_nodes, ran_for, further)
 
-    def _end_early(self, step: StepSet) -> StepEnd | None:
+    def _end_early(self, step: StepSet, stage: Callable[[], GatheringStage]) -> StepEnd | None:
         """End an attempt whose tasks wait in vain; None: it goes on."""
         lost_part = step.lost_part()
         if lost_part is not None:
             return self._end_others(step, lost_part)
-        hang = self._hangs.look(step, self._step_nodes)
+
+        def is_over() -> bool:
+            return stage() is GatheringStage.OVER or self._has_mostly_ended(step)
+
+        hang = self._hangs.look(step, self._step_nodes, is_over)
         return self._stop_hung(step, hang) if hang is not None and step.running else None
+
+    def _has_mostly_ended(self, step: StepSet) -> bool:
+        """Tell whether half of the tasks have ended well: the others save what was computed, say.
+        Where a few end early, by mistake, the others wait for them in a collective."""
+        attempt = self._attempt
+        assert attempt is not None
+        well = sum(not end.failed for end in step.reports.ends())
+        tasks = attempt.tasks_per_node * len(attempt.step_nodes)
+        return bool(tasks) and 2 * well >= tasks
 
     def _end_others(self, step: StepSet, lost: SrunStep) -> StepEnd:
         """End the parts of an attempt that would wait for one that is gone."""
@@ -563,7 +576,10 @@ class Supervisor:
             # A training finds its hangs by itself.
             if not seat_map.needs_all:
                 return None
-            return self._hangs.look_at_launched(StepSet(step), live_step.nodes, is_whole=is_whole)
+            parts = StepSet(step)
+            return self._hangs.look_at_launched(
+                parts, live_step.nodes, lambda: self._has_mostly_ended(parts), is_whole=is_whole
+            )
 
         # Late: no step waits for what only a training needs.
         from slurm_resilience.resume.live_step.live_step import LiveStep

@@ -151,7 +151,7 @@ def test_where_nothing_can_be_kept_the_attempt_reads_all_the_same(
     pipe: tuple[int, int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """All disks are full: this attempt gets its whole input, and no other one a part of it."""
-    monkeypatch.setattr(tempfile, "_candidate_tempdir_list", lambda: ["/nonexistent"])
+    monkeypatch.setattr(tempfile, "_candidate_tempdir_list", lambda: ["/dev/null/no"])
     monkeypatch.setattr(tempfile, "tempdir", None)
     write_all(pipe[1], TEXT)
     given = StandardInput(1 << 20, is_read=True, source=pipe[0])

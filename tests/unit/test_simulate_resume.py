@@ -98,6 +98,10 @@ ONCE_BROKEN = (
     812238,
     # A step ended well while it was asked whether its node could be left, and was run again.
     1_000_009_835,
+    # Tasks that outlived their srun told steps, which counted as the next attempt's.
+    1010458,
+    # A program that still had its results to save, after the last step, was ended for a hang.
+    1010779,
 )
 """Seeds that broke a rule."""
 

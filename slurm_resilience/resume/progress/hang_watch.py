@@ -8,7 +8,7 @@ are asked where its processes stand; where none answers, nothing is done.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from enum import Enum
 from typing import TYPE_CHECKING
 
@@ -116,6 +116,8 @@ class HangWatch:
         self._gathering_until = 0.0
         self._looked = self._polled = context.clock.monotonic()
         self._checkpoint = -1
+        self._furthest = -1
+        """The furthest step that any attempt of this process has told."""
 
     def begin(
         self, planned: PlannedAttempt, earlier: Sequence[ObservedSteps] = ()
@@ -129,6 +131,9 @@ class HangWatch:
         Returns:
             The attempt, with the address to which its tasks report their steps.
         """
+        # Tasks that outlived their srun have told more since the attempt was judged.
+        self._furthest = max(self._furthest, self.observed().furthest)
+        earlier = (ObservedSteps(self._furthest), *earlier)
         self._attempt = attempt = planned.attempt
         self._lines.clear()
         self._stage = HangStage.WATCHING
@@ -175,12 +180,15 @@ class HangWatch:
         # New lines put the end of the wait off; a look costs nothing.
         return min(longest, max(LOOK_SECONDS, due))
 
-    def look(self, step: StepSet, nodes: tuple[str, ...]) -> FoundHang | None:
+    def look(
+        self, step: StepSet, nodes: tuple[str, ...], is_over: Callable[[], bool]
+    ) -> FoundHang | None:
         """Look at what came since; return the hang for which the step is to be ended.
 
         Args:
             step: the attempt's sruns.
             nodes: of its step, by node id.
+            is_over: tells whether the work is done: what tasks do after it has no steps.
         """
         if self._settings.act == "off":
             return None
@@ -195,7 +203,10 @@ class HangWatch:
         if moved or stall is None:
             self._went_on(moved)
             return None
-        if self._stage is HangStage.WATCHING:
+        if is_over():
+            self._steps.record.forgive(now)
+            self._stage = HangStage.WATCHING
+        elif self._stage is HangStage.WATCHING:
             self._begin_gathering(stall, step, nodes, now)
         elif self._stage is HangStage.GATHERING and self._has_gathered(now):
             return self._conclude(stall, now)
@@ -326,17 +337,18 @@ class HangWatch:
     # -- slow nodes ---------------------------------------------------------------------------
 
     def look_at_launched(
-        self, step: StepSet, nodes: tuple[str, ...], *, is_whole: bool
+        self, step: StepSet, nodes: tuple[str, ...], is_over: Callable[[], bool], *, is_whole: bool
     ) -> FoundHang | None:
         """Look at a plain program whose launchers go on without a node: it finds no hang by itself.
 
         Args:
             step: the attempt's first srun.
             nodes: of the launchers, in the order of their ranks.
+            is_over: as `look` has it.
             is_whole: all launchers are there. Else the ranks wait, and then all begin anew.
         """
         if is_whole:
-            return self.look(step, nodes)
+            return self.look(step, nodes, is_over)
         now = self._looked = self._context.clock.monotonic()
         self._take_in(now)
         self._steps.record = StepRecord(self._settings.floor, self._settings.steps)

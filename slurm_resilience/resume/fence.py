@@ -51,6 +51,8 @@ class Fence:
             self.directory = open_directory(self._base, job.id, host_calls.pid)
         except OSError as error:
             self._problem = str(error)
+        self._made = self.directory
+        """To be removed at the end, also where no fence could be raised in it."""
         self._token = ""
         self._looks_down = 0
         """Looks in a row at which the fence was down and could not be raised."""
@@ -121,7 +123,7 @@ class Fence:
 
     def remove(self) -> None:
         """Remove the directory: the program has ended."""
-        remove(self.directory)
+        remove(self._made)
 
 
 def open_directory(base: Path, job: int, supervisor: int) -> str:

@@ -124,6 +124,7 @@ def _prepare(
     asked_table = pool.submit(read_table, srun, environment)
     asked_config = pool.submit(load, environment.get("SRES_CONFIG") or None)
     asked_job = pool.submit(_job_around, asked_config, srun, environment)
+    from slurm_resilience.resume.srun.host_calls import HostCalls
     from slurm_resilience.resume.supervisor import Supervisor  # takes as long as srun --help
 
     table = asked_table.result()
@@ -149,9 +150,8 @@ def _prepare(
     asked_info, asked_nodes = pool.submit(client.info), pool.submit(_nodes, client)
     job = _job(client, bare, environment, asked_job)
     hangs = _hang_settings(command, config)
-    source = step_source(
-        command.value(PROGRESS) or "", Path.cwd(), job_log_path(command, environment)
-    )
+    here = HostCalls().working_directory()
+    source = step_source(command.value(PROGRESS) or "", here, job_log_path(command, environment))
     placed, environment = leave_spares(command, job, environment)
     min_nodes = fewest_nodes(command, placed, job, environment)
     size = elastic_size(command, placed, job, environment, min_nodes, config.elastic)

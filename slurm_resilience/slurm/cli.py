@@ -7,6 +7,7 @@ import ctypes
 import logging
 import os
 import re
+import resource
 import secrets
 import shutil
 import signal
@@ -367,12 +368,14 @@ class CliClient:
         try:
             # Into a file of memory: through a pipe, each of the 2,000 pieces in which scontrol
             # prints 10,000 nodes would wake us.
+            # But where `ulimit -f` counts for that file as for any.
+            limited = resource.getrlimit(resource.RLIMIT_FSIZE)[0] != resource.RLIM_INFINITY
             with os.fdopen(os.memfd_create("output"), "w+b") as output:
                 done = subprocess.run(
                     argv,
                     stdin=subprocess.DEVNULL if stdin is None else None,
                     input=stdin,
-                    stdout=output,
+                    stdout=subprocess.PIPE if limited else output,
                     stderr=subprocess.PIPE,
                     text=True,
                     errors="replace",
@@ -381,7 +384,7 @@ class CliClient:
                     check=False,
                 )
                 output.seek(0)
-                printed = _lines(output.read())
+                printed = done.stdout if limited else _lines(output.read())
         except subprocess.TimeoutExpired:
             raise SlurmUnreachable(
                 f"{program} {words[0] if words else ''} gave no answer within "

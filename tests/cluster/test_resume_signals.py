@@ -539,6 +539,9 @@ def test_odd_working_directories(site: Site) -> None:
     assert supervised == plain
     plain, supervised = site.shell("cd /proc; $SRUN -n1 pwd")
     assert supervised.alike == plain.alike
+    # It is removed between srun's start and the supervisor's.
+    gone = site.run("sh", "-c", "mkdir gone; cd gone; rmdir ../gone; sres run -- srun -n1 pwd")
+    assert "Traceback" not in gone.stderr, gone.stderr
 
 
 @pytest.mark.parametrize(
@@ -563,6 +566,8 @@ def test_variables_of_python_are_the_programs(site: Site, name: str, value: str)
         # A file that the shell has opened for srun.
         "$SRUN -n2 -o >(sort) sh -c 'echo x$SLURM_PROCID' | cat",
         "exec 2000>&1; $SRUN -n1 echo x",
+        # No file may grow: there is no fence then, which is told.
+        "ulimit -f 0; $SRUN -n1 echo x 2>/dev/null",
     ],
 )
 def test_odd_calls(site: Site, script: str) -> None:

@@ -859,6 +859,15 @@ def test_a_node_is_looked_at_urgently_only_when_nothing_else_is_missing() -> Non
     assert decision(many, config(replace={"max_running": 2})).actions[-2:] == tuple(looks[-2:])
 
 
+@pytest.mark.parametrize("flag", ["DRAIN", "FAIL"])
+def test_a_node_whose_reason_slurm_has_taken_away_stays_a_persons(flag: str) -> None:
+    """It does so as it powers a node up, and leaves the person's drain."""
+    held = incident(state=NodeState.HELD, kind="sick")
+    powered_up = node(state=f"IDLE+{flag}")
+    assert actions(world(powered_up, agents=(agent(),), at_rest=(held,)), act.Transition) == []
+    assert actions(world(powered_up, agents=(SICK,), at_rest=(held,)), act.MarkNode) == []
+
+
 def test_a_persons_resume_holds_in_the_same_cycle() -> None:
     held = incident(state=NodeState.HELD, kind="sick")
     seen = world(node(), agents=(SICK,), at_rest=(held,))

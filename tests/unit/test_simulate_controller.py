@@ -81,6 +81,8 @@ PINNED: dict[int, str] = {
     92767: "as 92296",
     960256: "with a slow Slurm no probe was fresh by the time of the decision",
     961105: "a person deleted the spares' reservation before the look after its making",
+    1000085: "Slurm took a person's reason away as it powered the node up, and not the drain",
+    1005113: "three alarms of spares, each for an act of a person, counted as a flood",
     961236: "a job was given nodes, and its supervisor said nothing of them",
 }
 """Hours of six faults, as a campaign has them, in which a rule was broken once, and why."""

@@ -77,9 +77,15 @@ def leave_rest(snapshot: ClusterSnapshot) -> Iterator[Transition]:
             elif not is_out_of_service(node):
                 text = f"{node.state}: {REASON_GONE}"
                 yield _move(incident, NodeEvent.RELEASED, text)
-        elif not is_kept and not is_requested:
+        elif not (is_kept or is_requested or _has_lost_reason(node)):
             text = f"{node.state}: no person keeps the node any more"
             yield _move(incident, NodeEvent.RELEASED, text)
+
+
+def _has_lost_reason(node: Node) -> bool:
+    """Tell whether a node is drained or failing for no reason: Slurm takes the Reason away as it
+    powers the node up, and a person who answers would resume it."""
+    return (node.is_drain or node.is_fail) and not node.reason
 
 
 def answers_of_keepers(snapshot: ClusterSnapshot) -> Iterator[NoteKept | NoteAnswered]:

@@ -311,7 +311,10 @@ class ClusterRules:
             self._count_repair(node, incident)
         if kind != "alarm":
             return
-        times = self._written.alarms.setdefault(node or (f"job {job}" if job else ""), deque())
+        # Each alarm about spares follows from a person's act of its own.
+        other = "spares" if text.startswith("the spares of") else ""
+        subject = node or (f"job {job}" if job else other)
+        times = self._written.alarms.setdefault(subject, deque())
         times.append(self._schedule.now)
         while times[0] < self._schedule.now - ALARMS_SECONDS:
             times.popleft()

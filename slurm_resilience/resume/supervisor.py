@@ -229,6 +229,8 @@ class Supervisor:
             if step is None:
                 raise
             report.say(f"not resumed: {error}")
+            # Slurm gave no answer, so that the job may be requeued by now.
+            self._keeps_history = self._allocation.job.is_batch and self._allocation.job.requeue
             # A step that still runs dies with this process: it has no code of its own.
             return error.exit_code if step.running else self._last_code(step)
         except Exception as error:

@@ -102,6 +102,8 @@ ONCE_BROKEN = (
     1010458,
     # A program that still had its results to save, after the last step, was ended for a hang.
     1010779,
+    # A supervisor that got no answer forgot the attempts of a job that was being requeued.
+    2001022370,
 )
 """Seeds that broke a rule."""
 

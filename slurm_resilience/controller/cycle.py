@@ -74,12 +74,21 @@ class Cycle:
             # those who ask are told.
             path = self._sources.state_dir
             return self._blind(f"the journal in {path} cannot be written: {error}")
+        except msgspec.DecodeError as error:
+            return self._blind(f"the journal in {self._sources.state_dir} cannot be read: {error}")
 
     def _round(self) -> str:
         snapshot = observe(self._sources, self._site())
         if isinstance(snapshot, Blind):
             self.take_pauses()
             return self._blind(snapshot.reason)
+        if not self._sources.journal.is_in_place:
+            # The next sresctld would know of nothing that is done from now on, and runs that are
+            # under way look like lost ones.
+            return self._blind(
+                f"the journal in {self._sources.state_dir} was removed or exchanged under this "
+                "sresctld: put it back, or restart sresctld"
+            )
         messages = self._unwritten = (*self._unwritten, *snapshot.heard.messages)
         heard = msgspec.structs.replace(snapshot.heard, messages=messages)
         snapshot = msgspec.structs.replace(snapshot, heard=heard)

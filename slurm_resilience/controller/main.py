@@ -11,6 +11,7 @@ import os
 import re
 import resource
 import signal
+import socket
 import sqlite3
 import sys
 import threading
@@ -19,6 +20,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 import click
+import msgspec
 
 from slurm_resilience import __version__, daemon_log
 from slurm_resilience.clock import Clock, SteadyClock, SystemClock
@@ -41,6 +43,7 @@ from slurm_resilience.controller.retention import Retention
 from slurm_resilience.controller.sinks.outflow import Outflow
 from slurm_resilience.controller.slurm_settings import SlurmSettings
 from slurm_resilience.controller.standby.act_gate import OPEN_GATE, ActGate, gated
+from slurm_resilience.controller.standby.inheritance import follow_copied_runs, hold_forgotten
 from slurm_resilience.controller.standby.pair import Terms, begin_alone, check_once, find_pair
 from slurm_resilience.errors import NotFound, SresError
 from slurm_resilience.model import Job, Node
@@ -49,6 +52,7 @@ from slurm_resilience.replace.replacers import choose_replacers
 from slurm_resilience.slurm.choose import choose
 from slurm_resilience.slurm.cli import CliClient
 from slurm_resilience.slurm.client import ClusterInfo, SlurmClient
+from slurm_resilience.slurm.hostlists import fold
 from slurm_resilience.slurm.reservations import ReservationClient, ReservationCommands
 from slurm_resilience.trusted_paths import NO_USERS, refuse_at_start
 from slurm_resilience.wire.server import Handler, Server
@@ -392,6 +396,8 @@ def _be_active(
     client, reading = choose(CliClient(config.slurm_bin), info)
     nodes = client.nodes()
     _check_journal(config, info.cluster, nodes)
+    if terms is None and not dry_run:
+        _doubt_journal(config, nodes, clock.now())
     log.info("Slurm is read through %s", reading)
     borders = Borders(reservations=ReservationCommands(config.slurm_bin))
     if terms is not None:
@@ -467,6 +473,25 @@ def _check_journal(config: Config, cluster: str, nodes: Sequence[Node]) -> None:
             journal.put_named_modes(checked.names)
 
 
+def _doubt_journal(config: Config, nodes: Sequence[Node], now: float) -> None:
+    """Begin nothing a second time where the journal was lost, or copied from another machine."""
+    state_dir = Path(config.controller.state_dir)
+    with contextlib.closing(Journal(state_dir / "journal.db")) as journal:
+        try:
+            with contextlib.suppress(sqlite3.Error):  # a full disk; the first cycle says so
+                follow_copied_runs(journal, state_dir, socket.gethostname())
+            held = hold_forgotten(journal, nodes, now)
+        except (sqlite3.Error, OSError) as error:
+            raise SresError(f"the state in {state_dir} cannot be written: {error}") from None
+    if held:
+        log.error(
+            "the journal in %s is not the one by which these nodes were set aside: they are left "
+            "to a person: %s",
+            state_dir,
+            fold(held),
+        )
+
+
 def _allow_many_connections() -> None:
     """Raise the limit of file descriptors: each node and each supervisor holds a connection, and
     systemd's default ends at 1024."""
@@ -506,6 +531,14 @@ def main() -> None:
     except SresError as error:
         print(f"sresctld: error: {error}", file=sys.stderr)
         sys.exit(error.exit_code)
+    except (sqlite3.Error, msgspec.DecodeError) as error:
+        # Damaged, or written by a release that knows more.
+        print(
+            f"sresctld: error: the journal cannot be read: {error}; bring back a copy of "
+            "journal.db, or move it away: nodes that it had in hand are then left to a person",
+            file=sys.stderr,
+        )
+        sys.exit(SresError.exit_code)
 
 
 if __name__ == "__main__":

@@ -12,8 +12,8 @@ from pathlib import Path
 
 import msgspec
 
-from slurm_resilience.errors import SresError
 from slurm_resilience.model import Node
+from slurm_resilience.replace import program
 from slurm_resilience.replace.repair_order import RepairOrder, Run, RunExists
 
 ELSEWHERE = "elsewhere"
@@ -40,10 +40,41 @@ def inherit(runs: Path, run: str, host: str, began: float) -> bool:
     """
     if (runs / run).exists() or any(runs.glob(f"{run}.*")):
         return False
-    directory = runs / f"{run}.{ELSEWHERE}"
-    directory.mkdir(parents=True)
-    (directory / _NOTE).write_bytes(msgspec.json.encode(_Begun(host, began)))
+    # Whole or not at all: one without its note would have been begun at an unknown time.
+    unfinished = runs / f".{run}"
+    unfinished.mkdir(parents=True, exist_ok=True)
+    _note(unfinished, host, began)
+    unfinished.replace(_directory(runs, run))
     return True
+
+
+def follow_copy(runs: Path, run: str, host: str, began: float) -> bool:
+    """Take a run of the program for one of another machine, from which its directory was copied;
+    False: there is none here, or it has ended, or it runs on this machine after all.
+
+    Args:
+        runs: the directory of the runs.
+        run: the try, as `INCIDENT-TRY`.
+        host: the machine that began it.
+        began: when (epoch).
+
+    Raises:
+        OSError: it cannot be written.
+    """
+    copy = runs / run
+    if not copy.is_dir() or program.is_ended(copy) or program.is_unfinished(copy):
+        return False
+    _note(copy, host, began)
+    copy.replace(_directory(runs, run))
+    return True
+
+
+def _directory(runs: Path, run: str) -> Path:
+    return runs / f"{run}.{ELSEWHERE}"
+
+
+def _note(directory: Path, host: str, began: float) -> None:
+    (directory / _NOTE).write_bytes(msgspec.json.encode(_Begun(host, began)))
 
 
 class ElsewhereReplacer:
@@ -53,10 +84,7 @@ class ElsewhereReplacer:
         raise RunExists(f"{order.directory.name} was begun on another machine")
 
     def status(self, order: RepairOrder, node: Node | None, now: float) -> Run:
-        try:
-            begun = msgspec.json.decode((order.directory / _NOTE).read_bytes(), type=_Begun)
-        except (OSError, msgspec.DecodeError) as error:
-            raise SresError(f"{order.directory}: {error}") from None
+        begun = _begun(order.directory, now)
         by = f"the try that {begun.host} began"
         if node is not None and _booted_at(node) > begun.at:
             return Run("ended", 0, f"{node.name} has booted since", now, by=by, is_followed=False)
@@ -67,6 +95,18 @@ class ElsewhereReplacer:
 
     def stop(self, order: RepairOrder) -> None:
         """Do nothing: what runs on another machine cannot be reached."""
+
+
+def _begun(directory: Path, now: float) -> _Begun:
+    """Return what is known of a try. Where its note cannot be read, it is the directory's own time:
+    later than the truth, so that nothing is begun sooner."""
+    try:
+        return msgspec.json.decode((directory / _NOTE).read_bytes(), type=_Begun)
+    except (OSError, msgspec.DecodeError):
+        pass
+    with contextlib.suppress(OSError):
+        return _Begun("another machine", directory.stat().st_mtime)
+    return _Begun("another machine", now)
 
 
 def _booted_at(node: Node) -> float:

@@ -211,7 +211,12 @@ def status(directory: Path, now: float, host: RunHost = THIS_HOST) -> Run:
 
 def is_unfinished(directory: Path, host: RunHost = THIS_HOST) -> bool:
     """Tell whether a run has been started and has not ended."""
-    return host.is_held(directory) and not _text(directory / RESULT)
+    return host.is_held(directory) and not is_ended(directory)
+
+
+def is_ended(directory: Path) -> bool:
+    """Tell whether a run has left its exit code."""
+    return bool(_text(directory / RESULT))
 
 
 def prune(

@@ -8,16 +8,17 @@ so it is followed in the same way after a change of the configuration.
 
 from __future__ import annotations
 
+import contextlib
 import difflib
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from importlib.metadata import entry_points
 from typing import Any
 
 import msgspec
 
 from slurm_resilience.config import ReplaceSettings
-from slurm_resilience.errors import ConfigError
+from slurm_resilience.errors import ConfigError, SresError
 from slurm_resilience.model import REBOOT, REPLACE, RESET, Node
 from slurm_resilience.replace import program
 from slurm_resilience.replace.elsewhere import ELSEWHERE, ElsewhereReplacer
@@ -77,14 +78,16 @@ class Replacers:
             raise RunExists(f"{order.directory} was started before")
         name = self.name_of(action)
         self.before_act()
-        self._known[name].start(_named(order, name), node, now)
+        with _in_one_line(name):
+            self._known[name].start(_named(order, name), node, now)
 
     def go_on(self, order: RepairOrder, node: Node, now: float) -> None:
         """Do the act of a begun order that is due."""
         name = self._begun_by(order)
         if name in self._known:
             self.before_act()
-            self._known[name].start(_named(order, name), node, now)
+            with _in_one_line(name):
+                self._known[name].start(_named(order, name), node, now)
 
     def status(self, order: RepairOrder, node: Node | None, now: float) -> Run:
         """Return how an order stands, by the replacer that it was begun with."""
@@ -92,7 +95,12 @@ class Replacers:
         if name not in self._known:
             text = f"the replacer {name} is not installed any more"
             return Run("lost", output=text, ended_at=now, by=name)
-        return self._known[name].status(_named(order, name), node, now)
+        try:
+            with _in_one_line(name):
+                return self._known[name].status(_named(order, name), node, now)
+        except (SresError, OSError) as error:
+            # Unknown, so it may run: nothing else is begun, and past its limit an alarm says why.
+            return Run("running", by=f"{name}, whose state cannot be read ({error}),")
 
     def is_unfinished(self, order: RepairOrder, node: Node, now: float) -> bool:
         """Tell whether a run of an earlier order has not ended. Slurm's own state tells those of
@@ -108,11 +116,24 @@ class Replacers:
         """Do nothing more for an order."""
         name = self._begun_by(order)
         if name in self._known:
-            self._known[name].stop(_named(order, name))
+            with _in_one_line(name):
+                self._known[name].stop(_named(order, name))
 
     def _begun_by(self, order: RepairOrder) -> str:
         found = next(order.directory.parent.glob(f"{order.directory.name}.*"), None)
         return found.name.partition(".")[2] if found is not None else PROGRAM
+
+
+@contextlib.contextmanager
+def _in_one_line(name: str) -> Iterator[None]:
+    """Turn what a third party's replacer raises into an error that sresctld expects: a defect there
+    must not end the daemon."""
+    try:
+        yield
+    except (SresError, OSError):
+        raise
+    except Exception as error:
+        raise SresError(f"the replacer {name} failed: {error!r}") from error
 
 
 def _named(order: RepairOrder, name: str) -> RepairOrder:

@@ -395,6 +395,10 @@ class CliClient:
         log.debug("%s -> %d", " ".join(argv), done.returncode)
         if done.returncode != 0 or _complained(program, done.stderr):
             raise _error(program, words, done.stderr or printed)
+        if printed and not printed.endswith("\n"):
+            # Memory was full, say, which Slurm's commands do not check. The rest of a state may be
+            # what says that a node is out of service.
+            raise SlurmError(f"{program} {words[0] if words else ''} printed half an answer")
         return printed + done.stderr if both else printed
 
 

@@ -27,7 +27,7 @@ from slurm_resilience.controller.observe import Blind, ClusterSnapshot, SiteFact
 from slurm_resilience.controller.probe import Answer, Prober, ProbeResult
 from slurm_resilience.controller.registry import Registry, SupervisorRoll
 from slurm_resilience.errors import SlurmError
-from slurm_resilience.model import REPLACE
+from slurm_resilience.model import REPLACE, Node
 from slurm_resilience.replace import program
 from slurm_resilience.replace.repair_order import Run
 from slurm_resilience.wire.messages import Evidence, Message
@@ -371,6 +371,31 @@ def test_a_person_who_resumes_a_node_during_the_last_look_is_heard(
     sresctld.cycle()
     assert sresctld.slurm.node("n3").reason == ""
     assert runs == {}
+
+
+def test_a_node_that_comes_back_while_slurmctld_takes_its_time_is_not_replaced(
+    sresctld: Controller, runs: dict[Path, Run], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sresctld.is_dead("n3")
+    sresctld.cycle()
+    looks: list[str] = []
+    ask_slurm = sresctld.slurm.node
+
+    def look(node: str, *_: object) -> Answer:
+        looks.append(node)
+        return "silent" if len(looks) == 1 else "answered"
+
+    def answer_late(name: str) -> Node:
+        if looks:
+            sresctld.clock.pass_time(10.0)
+        return ask_slurm(name)
+
+    monkeypatch.setattr(sresctld.prober, "look", look)
+    monkeypatch.setattr(sresctld.slurm, "node", answer_late)
+    sresctld.clock.pass_time(0.8)
+    sresctld.cycle()
+    assert looks == ["n3", "n3"]
+    assert runs == {} and "replacing" not in sresctld.events()
 
 
 def test_a_node_that_does_not_come_back_after_its_resume_is_kept_out(

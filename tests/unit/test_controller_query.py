@@ -32,7 +32,7 @@ from slurm_resilience.controller.journal.records import BreakerState, EventFilte
 from slurm_resilience.controller.observe import ClusterSnapshot
 from slurm_resilience.controller.query.history_reader import HistoryReader
 from slurm_resilience.controller.query.upcoming import next_acts
-from slurm_resilience.errors import NotFound, UsageError
+from slurm_resilience.errors import NotFound, SresError, UsageError
 from slurm_resilience.model import REBOOT, REPLACE
 from slurm_resilience.wire.messages import StatusRequest
 
@@ -221,6 +221,20 @@ def test_incidents_are_found_and_one_is_shown(journal: Journal, tmp_path: Path) 
     assert len(journal.find_events(EventFilter(incident=1), 10)) == 2
     with pytest.raises(NotFound, match="no incident 77"):
         reader.read(StatusRequest("incidents", incident=77))
+
+
+def test_a_question_makes_no_journal(journal: Journal, tmp_path: Path) -> None:
+    """Any user's question made an empty one in the place of a journal that was moved away."""
+    path = tmp_path / "journal.db"
+    reader = HistoryReader(path)
+    journal.event(NOW, "pause", "now")
+    assert reader.read(StatusRequest("history"))[0]["events"]
+    path.rename(tmp_path / "moved")
+    with pytest.raises(SresError, match="is not there"):
+        reader.read(StatusRequest("history"))
+    assert not path.exists()
+    Journal(path).close()
+    assert not reader.read(StatusRequest("history"))[0]["events"]
 
 
 def test_a_question_that_is_too_long_is_refused(journal: Journal, tmp_path: Path) -> None:

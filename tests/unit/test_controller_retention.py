@@ -104,3 +104,22 @@ def test_a_step_is_told_from_time_that_passed(
     assert not is_proven(first, keep)
     known = observe_date(first, 1e9 + 100000.0, 100000.0, keep)
     assert observe_date(known, 1e9 + 100000.0 + later, passed, keep).steady == steady
+
+
+def test_a_journal_that_is_removed_under_sresctld_holds_it_still(tmp_path: Path) -> None:
+    """A directory that was cleaned up: its runs look lost, and would be begun a second time."""
+    controller = Site(tmp_path / "state").start()
+    with contextlib.closing(controller):
+        assert "nothing to do" in controller.cycle()
+        (tmp_path / "state").rename(tmp_path / "moved")
+        assert "was removed or exchanged under this sresctld" in controller.cycle()
+        (tmp_path / "moved").rename(tmp_path / "state")
+        assert "nothing to do" in controller.cycle()
+
+
+def test_a_journal_that_cannot_be_read_holds_sresctld_still(tmp_path: Path) -> None:
+    controller = Site(tmp_path).start()
+    with contextlib.closing(controller):
+        row = ("incidents (id, node, state, body)", "(1, 'n1', 'empty', '{\"state\": \"new\"}')")
+        controller.journal._db.execute(f"INSERT INTO {row[0]} VALUES {row[1]}")
+        assert "cannot be read" in controller.cycle()

@@ -10,7 +10,7 @@ import pytest
 from fake_slurm import FakeSlurm
 
 from slurm_resilience.config import ReplaceSettings
-from slurm_resilience.errors import ConfigError, SlurmError
+from slurm_resilience.errors import ConfigError, SlurmError, SresError
 from slurm_resilience.model import REBOOT, REPLACE, Node
 from slurm_resilience.replace import replacers
 from slurm_resilience.replace.program import THIS_HOST
@@ -304,6 +304,27 @@ def test_a_third_partys_replacer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     # The package is gone after an upgrade: the run is lost, not repeated under its name.
     lost = Site(tmp_path, {}, program=("/bin/true",)).status(node())
     assert (lost.state, lost.output) == ("lost", "the replacer cloud is not installed any more")
+
+
+def test_a_third_partys_defect_does_not_end_sresctld(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Defective(Cloud):
+        def start(self, order: RepairOrder, node: Node, now: float) -> None:
+            super().start(order, node, now)
+            raise KeyError("token")
+
+        def status(self, order: RepairOrder, node: Node | None, now: float) -> Run:
+            raise RuntimeError("no route to the cloud")
+
+    monkeypatch.setattr(replacers, "entry_points", named([Point("cloud", Defective)]))
+    site = Site(tmp_path, {}, by="cloud")
+    with pytest.raises(SresError, match="the replacer cloud failed: KeyError"):
+        site.start()
+    # Unknown is not failed: nothing is begun beside what may run.
+    run = site.status(node())
+    assert run.state == "running" and "no route to the cloud" in run.by
+    assert site.replacers.is_unfinished(site.order, node(), NOW)
 
 
 def test_slurms_refusal_is_an_error_of_the_act(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from slurm_resilience.errors import UsageError
+from slurm_resilience.errors import SlurmError, UsageError
 from slurm_resilience.slurm import hostlists, parse
 from slurm_resilience.slurm.cli import CliClient
 from slurm_resilience.slurm.hostlists import LastNodeLists
@@ -73,10 +73,18 @@ def test_a_node_that_is_gone_is_not_remembered(commands: Commands, read: list[st
     text = (DATA / "22.05" / "nodes.txt").read_text()
     records = parse.node_records(text)
     commands.nodes(text)
-    assert list(commands.nodes(records[0])) == [parse.node(records[0]).name]
+    assert list(commands.nodes(records[-1])) == [parse.node(records[-1]).name]
     read.clear()
     commands.nodes(text)
     assert len(read) == len(records) - 1
+
+
+def test_half_an_answer_is_no_answer(commands: Commands) -> None:
+    """The rest of `State=DOWN+DRAIN` may be a person's DRAIN."""
+    text = (DATA / "22.05" / "nodes.txt").read_text()
+    cut = text[: text.index("State=") + len("State=IDL")]
+    with pytest.raises(SlurmError, match="half an answer"):
+        commands.nodes(cut)
 
 
 CHANGES = st.sampled_from(["nothing", "state", "gone", "new", "order"])

@@ -21,6 +21,8 @@ from slurm_resilience.controller.journal.records import IncidentFacts
 from slurm_resilience.controller.sinks.outflow import _read_sent, place_sinks
 from slurm_resilience.controller.standby.act_gate import OpenGate, gated
 from slurm_resilience.controller.standby.inheritance import (
+    follow_copied_runs,
+    hold_forgotten,
     hold_possibly_begun,
     skip_numbers,
     skipped_numbers,
@@ -46,6 +48,7 @@ from slurm_resilience.controller.standby.recorded_connection import (
 )
 from slurm_resilience.errors import SlurmUnreachable, SresError, WireError
 from slurm_resilience.model import Node
+from slurm_resilience.replace import program
 from slurm_resilience.replace.elsewhere import ElsewhereReplacer
 from slurm_resilience.replace.repair_order import RepairOrder
 from slurm_resilience.slurm import parse as slurm_parse
@@ -296,6 +299,76 @@ def test_a_try_of_another_machine_is_never_begun_again(tmp_path: Path) -> None:
     new = Node(name="n1", base="DOWN", boot_time="2026-01-01T00:00:10")
     assert replacer.status(order, old, 110.0).state == "running"
     assert replacer.status(order, new, 110.0).rc == 0
+
+
+def repairing(journal: Journal, node: str) -> int:
+    """An incident whose first try runs."""
+    incident = journal.open_incident(
+        node, NodeEvent.REQUESTED, "requested", "Action:Replace", "asked", 100.0
+    )
+    journal.apply(incident.id, NodeEvent.EMPTIED, "", 101.0)
+    journal.apply(incident.id, NodeEvent.REPLACING, "", 102.0, IncidentFacts(attempts=1))
+    return incident.id
+
+
+def test_a_note_that_was_cut_off_does_not_end_sresctld(tmp_path: Path) -> None:
+    """A disk that was full, or a kill, in the middle of a take-over."""
+    directory = tmp_path / "runs" / "1-1.elsewhere"
+    directory.mkdir(parents=True)
+    (directory / "begun").write_bytes(b'{"host": "ct')
+    order = RepairOrder(directory, "replace", "n1", "Action:Replace", 50.0)
+    began = directory.stat().st_mtime
+    assert ElsewhereReplacer().status(order, None, began + 10.0).state == "running"
+    assert ElsewhereReplacer().status(order, None, began + 60.0).state == "lost"
+
+
+def test_a_copied_state_directory_repeats_no_try_of_its_machine(tmp_path: Path) -> None:
+    """The administrator moves sresctld to another machine, and a program runs on the old one."""
+    journal, runs = Journal(":memory:"), tmp_path / "runs"
+    for node in ("n1", "n2", "n3"):
+        repairing(journal, node)
+    for run in ("1-1", "2-1"):
+        program.THIS_HOST.make(runs / run)
+    program.write_in_place(runs / "2-1" / program.RESULT, "0")
+    follow_copied_runs(journal, tmp_path, "ctl")
+    follow_copied_runs(journal, tmp_path, "ctl")
+    assert journal.host == "ctl"
+    assert sorted(path.name for path in runs.iterdir()) == ["1-1", "2-1"]
+    follow_copied_runs(journal, tmp_path, "new")
+    assert journal.host == "new"
+    # One that had ended is judged by its exit code.
+    assert sorted(path.name for path in runs.iterdir()) == ["1-1.elsewhere", "2-1"]
+    order = RepairOrder(runs / "1-1.elsewhere", "replace", "n1", "Action:Replace", 50.0)
+    run = ElsewhereReplacer().status(order, None, 110.0)
+    assert (run.state, run.by) == ("running", "the try that ctl began")
+
+
+def test_what_a_lost_journal_had_in_hand_is_left_to_a_person() -> None:
+    """The state directory was removed: the machine behind the node may be a new one already."""
+    journal = Journal(":memory:")
+    repairing(journal, "n3")
+    labels = "RMA 7 [sres health-status=pending-replacement fault-type=dead fault-reason=x]"
+    nodes = [
+        Node(
+            name=name,
+            base="DOWN",
+            reason=reason,
+            reason_at="t",
+            comment=comment,
+        )
+        for name, reason, comment in (
+            ("n1", "Action:Replace", labels),
+            ("n2", "Action:Replace", "a person asked while no sresctld ran"),
+            ("n3", "Action:Replace", labels),  # known
+            ("n4", "mine", labels),
+            ("n5", "", labels),
+        )
+    ]
+    assert hold_forgotten(journal, nodes, 200.0) == ("n1",)
+    assert journal.state_of("n1") is NodeState.QUARANTINED
+    assert journal.state_of("n2") is NodeState.HEALTHY
+    assert journal.state_of("n3") is NodeState.REPAIRING
+    assert hold_forgotten(journal, nodes, 201.0) == ()
 
 
 def test_what_may_have_been_begun_is_left_to_a_person() -> None:

@@ -75,10 +75,9 @@ class RepairActs:
         if not self.evidence.is_settled(self._journal.incident(incident.id)):
             log.debug("%s: its replacement waits for its evidence", node.name)
             return
-        news = "" if incident.kind == "requested" else self._sign_of_life(snapshot, node)
-        if news:
-            log.info("%s: %s: its replacement waits", node.name, news)
+        if self._lives(snapshot, incident, node):
             return
+        looked = self._clock.monotonic()
         earlier = self._earlier_run(incident, node)
         if earlier is not None:
             log.info("%s: the run %s has not ended: its replacement waits", node.name, earlier)
@@ -90,6 +89,10 @@ class RepairActs:
         if snapshot.site.returns_by_itself and not (node.is_fail or node.is_drain):
             # Slurm would put it into service in the middle, as soon as its slurmd registers.
             self._client.set_node([node.name], state="fail", reason=node.reason)
+        # A slurmctld that answers after ten seconds: the node may have come back meanwhile.
+        is_outdated = self._clock.monotonic() - looked > LAST_LOOK_SECONDS
+        if is_outdated and self._lives(snapshot, incident, node):
+            return
         agent = snapshot.agents.get(action.node)
         before = MachineIdentity(agent.boot_id, agent.instance) if agent else incident.before
         name = self._replacers.name_of(incident.action)
@@ -131,6 +134,13 @@ class RepairActs:
             log.info("%s is %s now (%s): its replacement waits", node.name, node.state, node.reason)
             return None
         return node
+
+    def _lives(self, snapshot: ClusterSnapshot, incident: Incident, node: Node) -> bool:
+        """Tell whether the node lives again, and no person asked for its replacement."""
+        news = "" if incident.kind == "requested" else self._sign_of_life(snapshot, node)
+        if news:
+            log.info("%s: %s: its replacement waits", node.name, news)
+        return bool(news)
 
     def _sign_of_life(self, snapshot: ClusterSnapshot, node: Node) -> str:
         """Look at the node's life once more, in the second before its replacement starts.

@@ -56,6 +56,13 @@ class Journal(EventTable, IncidentTable, FaultMemory, KnownPeers, SpareTable):
         self._number_after = 0
         self._agents: dict[str, KnownAgent] | None = None
         self._db = open_journal(path, connect)
+        self._file = _file_of(path)
+
+    @property
+    def is_in_place(self) -> bool:
+        """Tell whether the file is still the one that was opened: what is written into a removed
+        one is lost with this process."""
+        return _file_of(self._path) == self._file
 
     def close(self) -> None:
         self._db.close()
@@ -137,6 +144,15 @@ class Journal(EventTable, IncidentTable, FaultMemory, KnownPeers, SpareTable):
         if not known and cluster:
             write_setting(self._db, "cluster", cluster)
 
+    @property
+    def host(self) -> str:
+        """The machine whose sresctld wrote this journal last, without a standby; empty: it is not
+        known."""
+        return read_setting(self._db, "host")
+
+    def put_host(self, name: str) -> None:
+        write_setting(self._db, "host", name)
+
     def named_modes(self) -> NamedModes:
         """Return the names that had a mode of their own at the last start."""
         text = read_setting(self._db, "named_modes")
@@ -152,3 +168,12 @@ class Journal(EventTable, IncidentTable, FaultMemory, KnownPeers, SpareTable):
 
     def put_proven_date(self, date: ProvenDate) -> None:
         write_setting(self._db, "proven_date", msgspec.json.encode(date).decode())
+
+
+def _file_of(path: Path | str) -> tuple[int, int] | None:
+    """Return the numbers by which the system knows a file; None: there is none."""
+    try:
+        status = Path(path).stat()
+    except OSError:
+        return None
+    return status.st_dev, status.st_ino

@@ -52,12 +52,22 @@ class HistoryReader:
         """
         limit = max(0, min(request.limit, MAX_ENTRIES))
         try:
-            if not hasattr(self._of_thread, "journal"):
-                self._of_thread.journal = Journal(self._path)
-            journal: Journal = self._of_thread.journal
-            return _read(journal, request, limit)
+            return _read(self._journal(), request, limit)
         except sqlite3.Error as error:
             raise SresError(f"the journal cannot be read: {error}") from None
+
+    def _journal(self) -> Journal:
+        """Return this thread's own connection, to the file that lies there now."""
+        known: Journal | None = getattr(self._of_thread, "journal", None)
+        if known is not None and known.is_in_place:
+            return known
+        if not self._path.exists():
+            # A question must not make an empty one in its place.
+            raise SresError(f"the journal {self._path} is not there")
+        if known is not None:
+            known.close()
+        self._of_thread.journal = journal = Journal(self._path)
+        return journal
 
 
 def _read(journal: Journal, request: StatusRequest, limit: int) -> Answer:

@@ -19,9 +19,11 @@ _PRIVATE_DATA = frozenset({"output"})
 _PRIVATE_KINDS = frozenset({"replacing"})
 """Events whose text is the replacement program's command line."""
 _LAST_LINE = re.compile(
-    r"(?<=^the program )(exited -?\d+|disappeared): .*(?=; (again in|given up) )"
+    r"^(?!Slurm's power saving |scontrol reboot |its sresd )(.*? (?:exited -?\d+|disappeared)): "
+    r".*(?=; (?:again in|given up|it is) )"
 )
-"""The line that the program printed last, in the text of an event."""
+"""The line that a program, or a third party's replacer, told last, in the text of an event. Slurm
+and sresd tell of nothing but the node."""
 
 
 class StatusPages:

@@ -46,6 +46,10 @@ _ERRORS_OF_THIS_MACHINE = frozenset(
         errno.EADDRNOTAVAIL,
         errno.ENETDOWN,
         errno.ENETUNREACH,
+        # Its own routes (blackhole, prohibit) and its own firewall.
+        errno.EINVAL,
+        errno.EACCES,
+        errno.EPERM,
     }
 )
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import difflib
+import logging
 import re
 from collections.abc import Callable, Iterator, Mapping
 from importlib.metadata import entry_points
@@ -32,11 +33,16 @@ from slurm_resilience.replace.slurm_power import SlurmPowerReplacer
 from slurm_resilience.replace.slurm_reboot import SlurmRebootReplacer
 from slurm_resilience.slurm.client import ClusterInfo, SlurmClient
 
+log = logging.getLogger("sresctld")
+
 GROUP = "slurm_resilience.replacers"
 PROGRAM, POWER, SLURM_REBOOT = "program", "slurm-power", "slurm-reboot"
 """The names in `replace.by` and `replace.reboot_by`, besides those of the group."""
 GPU_RESET = "gpu-reset"
 """The one that resets GPUs. It is not chosen by name: no other can."""
+
+MOST_TOLD = 100
+"""Different failures that are remembered, so that each is told once."""
 
 
 def _nothing() -> None:
@@ -56,6 +62,7 @@ class Replacers:
         self._known = known
         self._chosen = chosen
         self._host = host
+        self._told: set[str] = set()
         self.before_act: Callable[[], None] = _nothing
         """Called before each act; raises an SresError where it must not be begun."""
 
@@ -78,7 +85,7 @@ class Replacers:
             raise RunExists(f"{order.directory} was started before")
         name = self.name_of(action)
         self.before_act()
-        with _in_one_line(name):
+        with self._in_one_line(name):
             self._known[name].start(_named(order, name), node, now)
 
     def go_on(self, order: RepairOrder, node: Node, now: float) -> None:
@@ -86,7 +93,7 @@ class Replacers:
         name = self._begun_by(order)
         if name in self._known:
             self.before_act()
-            with _in_one_line(name):
+            with self._in_one_line(name):
                 self._known[name].start(_named(order, name), node, now)
 
     def status(self, order: RepairOrder, node: Node | None, now: float) -> Run:
@@ -96,11 +103,12 @@ class Replacers:
             text = f"the replacer {name} is not installed any more"
             return Run("lost", output=text, ended_at=now, by=name)
         try:
-            with _in_one_line(name):
+            with self._in_one_line(name):
                 return self._known[name].status(_named(order, name), node, now)
         except (SresError, OSError) as error:
+            self._tell_once(f"the state of {order.directory.name} cannot be read: {error}")
             # Unknown, so it may run: nothing else is begun, and past its limit an alarm says why.
-            return Run("running", by=f"{name}, whose state cannot be read ({error}),")
+            return Run("running", by=f"{name}, whose state cannot be read,")
 
     def is_unfinished(self, order: RepairOrder, node: Node, now: float) -> bool:
         """Tell whether a run of an earlier order has not ended. Slurm's own state tells those of
@@ -116,24 +124,33 @@ class Replacers:
         """Do nothing more for an order."""
         name = self._begun_by(order)
         if name in self._known:
-            with _in_one_line(name):
+            with self._in_one_line(name):
                 self._known[name].stop(_named(order, name))
+
+    @contextlib.contextmanager
+    def _in_one_line(self, name: str) -> Iterator[None]:
+        """Turn what a third party's replacer raises into an error that sresctld expects: a defect
+        there must not end the daemon."""
+        try:
+            yield
+        except (SresError, OSError):
+            raise
+        except Exception as error:
+            # Its text may hold what is no user's to read, and an act's failure is in the history.
+            self._tell_once(f"the replacer {name} failed: {error!r}")
+            kind = type(error).__name__
+            raise SresError(f"the replacer {name} failed: {kind}; see sresctld's log") from error
+
+    def _tell_once(self, text: str) -> None:
+        if text not in self._told:
+            if len(self._told) >= MOST_TOLD:
+                self._told.clear()
+            self._told.add(text)
+            log.error("%s", text)
 
     def _begun_by(self, order: RepairOrder) -> str:
         found = next(order.directory.parent.glob(f"{order.directory.name}.*"), None)
         return found.name.partition(".")[2] if found is not None else PROGRAM
-
-
-@contextlib.contextmanager
-def _in_one_line(name: str) -> Iterator[None]:
-    """Turn what a third party's replacer raises into an error that sresctld expects: a defect there
-    must not end the daemon."""
-    try:
-        yield
-    except (SresError, OSError):
-        raise
-    except Exception as error:
-        raise SresError(f"the replacer {name} failed: {error!r}") from error
 
 
 def _named(order: RepairOrder, name: str) -> RepairOrder:

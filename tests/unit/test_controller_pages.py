@@ -97,6 +97,31 @@ def test_users_do_not_read_what_the_replacement_program_was_told_and_said() -> N
     assert failed["data"] == {"output": PRIVATE_TEXT, "state": "empty"}
 
 
+@pytest.mark.parametrize(
+    ("text", "read"),
+    [
+        (
+            "the program exited 1: key s3cret; it is replaced",
+            "the program exited 1; it is replaced",
+        ),
+        (
+            "the program disappeared: key s3cret; given up after 3 attempts, a person must look",
+            "the program disappeared; given up after 3 attempts, a person must look",
+        ),
+        (
+            "the cloud exited 7: key s3cret; again in 5 s (attempt 1 failed)",
+            "the cloud exited 7; again in 5 s (attempt 1 failed)",
+        ),
+        *(
+            (f"{by} exited 1: it is DOWN; again in 5 s", f"{by} exited 1: it is DOWN; again in 5 s")
+            for by in ("Slurm's power saving", "scontrol reboot", "its sresd")
+        ),
+    ],
+)
+def test_users_read_no_last_line_of_a_program_whatever_follows(text: str, read: str) -> None:
+    assert public_event(event("replacement-failed", text))["text"] == read
+
+
 def test_users_read_everything_else() -> None:
     known = event("marked", "down: Action:Replace", state="set-aside")
     assert public_event(known) == known

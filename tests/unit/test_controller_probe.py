@@ -30,6 +30,9 @@ from slurm_resilience.controller.probe import (
         (ConnectionRefusedError(), "refused"),
         (OSError(errno.EMFILE, "too many open files"), None),
         (OSError(errno.ENETUNREACH, "network is unreachable"), None),
+        (OSError(errno.EINVAL, "a blackhole route of this machine's"), None),
+        (PermissionError(errno.EACCES, "a prohibit route of this machine's"), None),
+        (PermissionError(errno.EPERM, "this machine's firewall"), None),
     ],
 )
 def test_what_an_error_says(

@@ -307,23 +307,27 @@ def test_a_third_partys_replacer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 
 
 def test_a_third_partys_defect_does_not_end_sresctld(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     class Defective(Cloud):
         def start(self, order: RepairOrder, node: Node, now: float) -> None:
             super().start(order, node, now)
-            raise KeyError("token")
+            raise KeyError("s3cret")
 
         def status(self, order: RepairOrder, node: Node | None, now: float) -> Run:
             raise RuntimeError("no route to the cloud")
 
     monkeypatch.setattr(replacers, "entry_points", named([Point("cloud", Defective)]))
     site = Site(tmp_path, {}, by="cloud")
-    with pytest.raises(SresError, match="the replacer cloud failed: KeyError"):
+    with pytest.raises(SresError, match="the replacer cloud failed: KeyError; see") as failed:
         site.start()
+    assert "s3cret" not in str(failed.value)  # any user may read it
     # Unknown is not failed: nothing is begun beside what may run.
-    run = site.status(node())
-    assert run.state == "running" and "no route to the cloud" in run.by
+    runs = [site.status(node()) for _ in range(3)]
+    assert {(run.state, run.by) for run in runs} == {
+        ("running", "cloud, whose state cannot be read,")
+    }
+    assert caplog.text.count("no route to the cloud") == 1
     assert site.replacers.is_unfinished(site.order, node(), NOW)
 
 

@@ -296,9 +296,11 @@ def test_a_try_of_another_machine_is_never_begun_again(tmp_path: Path) -> None:
     assert replacer.status(order, None, 110.0).state == "running"
     assert replacer.status(order, None, 153.0).state == "lost"
     old = Node(name="n1", base="DOWN", boot_time="1970-01-01T00:00:10")
-    new = Node(name="n1", base="DOWN", boot_time="2026-01-01T00:00:10")
+    new = Node(name="n1", base="DOWN", boot_time="1970-01-01T00:01:45")
+    ahead = Node(name="n1", base="DOWN", boot_time="2026-01-01T00:00:10")
     assert replacer.status(order, old, 110.0).state == "running"
     assert replacer.status(order, new, 110.0).rc == 0
+    assert replacer.status(order, ahead, 110.0).state == "running"  # its clock is
 
 
 def repairing(journal: Journal, node: str) -> int:

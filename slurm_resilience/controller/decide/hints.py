@@ -136,6 +136,7 @@ def unprobed(
         if not any(probe.started > agent.heard_at for probe in snapshot.probes.get(name, ())):
             text = (
                 f"no beat for {agent.silence:.0f} s, and it cannot be probed (can its address "
-                f"{snapshot.nodes[name].address} be looked up here?): nothing is done about it"
+                f"{snapshot.nodes[name].address} be looked up here, and is there a route to it?): "
+                "nothing is done about it"
             )
             yield RaiseAlarm(f"unprobed-{name}-{agent.heard_at:.0f}", text, name)

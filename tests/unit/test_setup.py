@@ -184,3 +184,15 @@ def test_a_file_system_without_room_is_named(machine: dict[str, str], tmp_path: 
     after, before = in_setup(script, machine).splitlines()
     assert ".venv: no space left; of the file systems that it writes to, /" in after
     assert "the file system of / is too full: .venv takes about 999999999 MiB" in before
+
+
+def test_a_link_in_the_place_of_the_log_is_not_followed(
+    machine: dict[str, str], tmp_path: Path
+) -> None:
+    """Any user may put one into /tmp, and root runs the setup."""
+    (tmp_path / "kept").write_text("kept\n")
+    (tmp_path / "log").symlink_to(tmp_path / "kept")
+    in_setup(f"LOG={tmp_path / 'log'}; stage working echo done", machine)
+    assert (tmp_path / "kept").read_text() == "kept\n"
+    assert not (tmp_path / "log").is_symlink()
+    assert (tmp_path / "log").read_text() == "done\n"

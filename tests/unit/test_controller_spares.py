@@ -51,7 +51,7 @@ from slurm_resilience.controller.spares.pool_records import (
     SparePool,
     after_move,
 )
-from slurm_resilience.controller.spares.spares_view import spares_view
+from slurm_resilience.controller.spares.spares_view import spare_alarms, spares_view
 from slurm_resilience.errors import ConfigError, IllegalTransition, SlurmError, SlurmUnreachable
 from slurm_resilience.slurm.reservations import Reservation, read_reservations
 
@@ -117,7 +117,8 @@ def test_a_pool_that_is_configured_no_more_is_removed() -> None:
     ],
 )
 def test_a_node_that_is_busy_kept_or_ill_is_no_spare(bad: Any) -> None:
-    nodes = [bad, *(node(f"n{i}", partitions=("main",)) for i in (2, 3))]
+    busy = node("n4", "ALLOCATED", partitions=("main",))
+    nodes = [bad, *(node(f"n{i}", partitions=("main",)) for i in (2, 3)), busy]
     assert asked(seen(nodes=nodes)) == [(PoolEvent.MAKE, ("n2", "n3"))]
     had = kept("n1", "n2")
     assert asked(seen("n1", "n2", pool=had, nodes=nodes)) == [(PoolEvent.CHANGE, ("n2", "n3"))]
@@ -213,7 +214,8 @@ def test_a_held_pool_raises_an_alarm_and_goes_on_by_a_persons_word() -> None:
 
 
 def test_what_people_see() -> None:
-    snapshot = seen("n1", pool=kept("n1"), nodes=[node("n1", partitions=("main",))])
+    nodes = [node(name, partitions=("main",)) for name in ("n1", "n2")]
+    snapshot = seen("n1", pool=kept("n1"), nodes=nodes)
     (pool,) = spares_view(snapshot, diagnose(snapshot, SETTINGS), SETTINGS)
     assert (pool["size"], pool["kept"], pool["missing"]) == (1, ["n1"], 0)
     wrong = Config(spares={"mian": SparePoolSettings(nodes=1)})
@@ -253,10 +255,27 @@ def test_a_choice_is_never_too_large_and_keeps_what_it_can(
 
 @pytest.mark.parametrize(
     ("text", "nodes", "size"),
-    [("nodes = 3", 10, 3), ("nodes = 3", 2, 2), ("percent = 5", 21, 2), ("percent = 100", 4, 4)],
+    [
+        ("nodes = 3", 10, 3),
+        ("nodes = 3", 2, 1),  # one is left to jobs
+        ("nodes = 1", 1, 0),
+        ("nodes = 1", 0, 0),
+        ("percent = 5", 21, 2),
+        ("percent = 100", 4, 3),
+    ],
 )
 def test_sizes(text: str, nodes: int, size: int) -> None:
     assert size_of(parse(f"[spares.main]\n{text}").spares["main"], nodes) == size
+
+
+def test_a_pool_that_would_take_a_whole_partition_is_told() -> None:
+    """`nodes = 10` in a partition of four: no job started there any more, without a word."""
+    nodes = [node(f"n{i}", partitions=("main",)) for i in range(4)]
+    config = parse("[spares.main]\nnodes = 10\n[spares.gone]\nnodes = 1")
+    (alarm,) = spare_alarms(world(*nodes), config)
+    assert "asks for 10 of the 4 nodes of partition main" in alarm.text
+    assert "3 are kept" in alarm.text
+    assert not list(spare_alarms(world(*nodes), parse("[spares.main]\nnodes = 3")))
 
 
 @pytest.mark.parametrize(

@@ -140,7 +140,7 @@ def decide(
     actions += black_holes(snapshot)
     actions += failing_sinks(snapshot)
     actions += standby_alarms(snapshot)
-    actions += spare_alarms(snapshot)
+    actions += spare_alarms(snapshot, config)
     actions += unheard(snapshot, config.detect)
     actions += unprobed(snapshot, diagnoses)
     actions += stale_labels(snapshot)

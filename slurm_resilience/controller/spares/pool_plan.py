@@ -29,9 +29,14 @@ FIT = frozenset({"healthy", "unknown", "suspect"})
 
 
 def size_of(settings: SparePoolSettings, nodes: int) -> int:
-    """Return how many spares a partition of so many nodes is to have."""
-    wished = settings.nodes or math.ceil(nodes * settings.percent / 100.0)
-    return min(wished, nodes)
+    """Return how many spares a partition of so many nodes is to have: not all of them, for no job
+    would start there any more."""
+    return min(wished_of(settings, nodes), max(0, nodes - 1))
+
+
+def wished_of(settings: SparePoolSettings, nodes: int) -> int:
+    """Return how many spares the configuration asks for in a partition of so many nodes."""
+    return settings.nodes or math.ceil(nodes * settings.percent / 100.0)
 
 
 def zone_of(snapshot: ClusterSnapshot, node: Node, prefix: str) -> str:

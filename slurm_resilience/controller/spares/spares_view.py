@@ -10,7 +10,7 @@ from slurm_resilience.controller.actions import RaiseAlarm
 from slurm_resilience.controller.diagnose import NodeDiagnosis
 from slurm_resilience.controller.observe import ClusterSnapshot
 from slurm_resilience.controller.spares.pool_lifecycle import PoolState
-from slurm_resilience.controller.spares.pool_plan import size_of
+from slurm_resilience.controller.spares.pool_plan import size_of, wished_of
 from slurm_resilience.controller.spares.pool_records import SparePool
 
 RESUME = "sresctld leaves it alone until `sres spares resume`"
@@ -77,8 +77,18 @@ def _why(snapshot: ClusterSnapshot, pool: SparePool, there: int, missing: int) -
     return ""
 
 
-def spare_alarms(snapshot: ClusterSnapshot) -> Iterator[RaiseAlarm]:
-    """Raise an alarm for each pool that a person has changed."""
+def spare_alarms(snapshot: ClusterSnapshot, config: Config) -> Iterator[RaiseAlarm]:
+    """Raise an alarm for each pool that a person has changed, or that would take a whole
+    partition."""
+    for partition, settings in config.spares.items():
+        there = sum(partition in node.partitions for node in snapshot.nodes.values())
+        wished, size = wished_of(settings, there), size_of(settings, there)
+        if there and wished > size:
+            text = (
+                f"spares.{partition} asks for {wished} of the {there} nodes of partition "
+                f"{partition}, which would leave none to jobs: {size} are kept"
+            )
+            yield RaiseAlarm(f"spares-all-{partition}", text)
     for pool in snapshot.memory.spares.pools.values():
         if pool.state is PoolState.HELD:
             text = f"the spares of partition {pool.partition} are held: {pool.why}; {RESUME}"

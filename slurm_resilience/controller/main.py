@@ -479,7 +479,7 @@ def _doubt_journal(config: Config, nodes: Sequence[Node], now: float) -> None:
     with contextlib.closing(Journal(state_dir / "journal.db")) as journal:
         try:
             with contextlib.suppress(sqlite3.Error):  # a full disk; the first cycle says so
-                follow_copied_runs(journal, state_dir, socket.gethostname())
+                follow_copied_runs(journal, state_dir, socket.gethostname().partition(".")[0])
             held = hold_forgotten(journal, nodes, now)
         except (sqlite3.Error, OSError) as error:
             raise SresError(f"the state in {state_dir} cannot be written: {error}") from None

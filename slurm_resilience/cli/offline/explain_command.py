@@ -132,9 +132,11 @@ def _hang_in_words(diagnosis: HangDiagnosis, unread: tuple[UnreadFile, ...]) -> 
 
 def _explain_log(logfile: Path, form: str) -> None:
     try:
-        if not stat.S_ISREG(logfile.stat().st_mode):
-            raise UsageError(f"{logfile} is no regular file")
-        with logfile.open("rb") as file:
+        # It lies in a user's folder, who may put a pipe in its place between two looks.
+        number = os.open(logfile, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+        with os.fdopen(number, "rb") as file:
+            if not stat.S_ISREG(os.fstat(number).st_mode):
+                raise UsageError(f"{logfile} is no regular file")
             skipped = _go_to_the_end_part(file)
             failures = list(explain(_lines(file)))
     except FileNotFoundError:

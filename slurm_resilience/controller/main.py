@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import gc
 import logging
@@ -13,6 +14,7 @@ import resource
 import signal
 import socket
 import sqlite3
+import struct
 import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
@@ -77,6 +79,10 @@ NEW_OBJECTS = 50_000
 """New objects between two looks for garbage. A round over 10,000 nodes makes as many, all of which
 end with the next one: by Python's own pace, each would have every object of the process looked at.
 """
+MAX_SOCKET_NAME = 100
+"""Characters of a name that the kernel takes for a socket."""
+_CREDENTIALS = struct.Struct("3i")
+"""Process, user and group of the other side of a socket."""
 _ENDED = ("COMPLETED", "CANCELLED", "FAILED")
 
 
@@ -298,11 +304,50 @@ def only_one(state_dir: Path) -> Iterator[None]:
         yield
     except BlockingIOError:
         raise SresError(
-            f"another sresctld works in {state_dir}: stop it first (also for --once), or set "
-            "another controller.state_dir"
+            f"another sresctld works in {state_dir}: stop it first (also for --once)"
         ) from None
     finally:
         os.close(lock)
+
+
+@contextlib.contextmanager
+def only_one_of(cluster: str, trusted: frozenset[int]) -> Iterator[None]:
+    """Hold the name of a cluster's sresctld on this machine: one with another state directory would
+    have the same nodes replaced as well. The kernel gives the name back, however it ends.
+
+    Args:
+        cluster: Slurm's name of it.
+        trusted: users whose process counts: any user may take a name.
+
+    Raises:
+        SresError: another one acts here.
+    """
+    name = f"\0sresctld/{cluster}"[:MAX_SOCKET_NAME]
+    with socket.socket(socket.AF_UNIX) as held:
+        try:
+            held.bind(name)
+            held.listen()
+        except OSError as error:
+            number = _holder_of(name, trusted) if error.errno == errno.EADDRINUSE else 0
+            if number:
+                raise SresError(
+                    f"another sresctld (process {number}) acts for cluster {cluster} on this "
+                    "machine, in another state directory: each would have the same nodes replaced; "
+                    "stop it first (also for --once), or try this one with --dry-run"
+                ) from None
+            log.warning("whether another sresctld acts on this machine cannot be told: %s", error)
+        yield
+
+
+def _holder_of(name: str, trusted: frozenset[int]) -> int:
+    """Return the process of a trusted user that listens under a name; 0: there is none."""
+    with socket.socket(socket.AF_UNIX) as asking, contextlib.suppress(OSError):
+        asking.setblocking(False)  # its queue may be full
+        asking.connect(name)
+        found = asking.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
+        number, uid, _ = _CREDENTIALS.unpack(found)
+        return int(number) if uid in trusted else 0
+    return 0
 
 
 def refuse_forgeries(config: Config, file: Path, also: frozenset[int] = NO_USERS) -> None:
@@ -340,6 +385,14 @@ def _serve(config: Config, *, once: bool, dry_run: bool) -> None:
     _allow_many_connections()
     gc.set_threshold(NEW_OBJECTS)
     info = CliClient(config.slurm_bin).info()
+    with contextlib.ExitStack() as held:
+        if not dry_run:  # it only looks
+            trusted = frozenset({0, os.geteuid(), info.slurm_user_uid})
+            held.enter_context(only_one_of(info.cluster, trusted))
+        _serve_alone(config, info, once=once, dry_run=dry_run)
+
+
+def _serve_alone(config: Config, info: ClusterInfo, *, once: bool, dry_run: bool) -> None:
     stop = StopSignal()
     # A dry run only looks, and takes no place.
     pair = None if dry_run else find_pair(config, info, SystemClock())

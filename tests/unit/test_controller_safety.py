@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import random
 import sqlite3
 import threading
@@ -22,7 +23,7 @@ from slurm_resilience.controller.decide.node_lifecycle import NodeEvent, NodeSta
 from slurm_resilience.controller.journal.journal import Journal
 from slurm_resilience.controller.journal.records import BreakerState, Fault, IncidentFacts
 from slurm_resilience.controller.main import Controller as Daemon
-from slurm_resilience.controller.main import only_one
+from slurm_resilience.controller.main import only_one, only_one_of
 from slurm_resilience.controller.observe import ClusterSnapshot, SiteFacts
 from slurm_resilience.controller.probe import ProbeResult
 from slurm_resilience.errors import SresError
@@ -355,6 +356,21 @@ def test_two_on_one_state_directory_are_refused(tmp_path: Path) -> None:
         pass
     (tmp_path / "file").write_text("")
     with pytest.raises(SresError, match="cannot be used"), only_one(tmp_path / "file"):
+        pass
+
+
+def test_one_sresctld_acts_for_a_cluster_whatever_its_state_directory(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """With a copy of sres.toml that named another one, a node was replaced by both."""
+    cluster, ours = tmp_path.name, frozenset({os.geteuid()})
+    refused = pytest.raises(SresError, match=rf"another sresctld \(process {os.getpid()}\) acts")
+    with only_one_of(cluster, ours), refused, only_one_of(cluster, ours):
+        raise AssertionError
+    # A user who takes the name keeps no sresctld from its work.
+    with only_one_of(cluster, ours), only_one_of(cluster, frozenset({12345})):
+        assert "cannot be told" in caplog.text
+    with only_one_of("c" * 300, ours), only_one_of(cluster, ours):
         pass
 
 

@@ -392,7 +392,7 @@ def test_a_node_that_comes_back_while_slurmctld_takes_its_time_is_not_replaced(
 
     monkeypatch.setattr(sresctld.prober, "look", look)
     monkeypatch.setattr(sresctld.slurm, "node", answer_late)
-    sresctld.clock.pass_time(0.8)
+    sresctld.clock.pass_time(1.5)
     sresctld.cycle()
     assert looks == ["n3", "n3"]
     assert runs == {} and "replacing" not in sresctld.events()

@@ -8,7 +8,7 @@ from typing import Protocol
 
 from slurm_resilience.simulate.schedule import Schedule
 from slurm_resilience.simulate.sim_network import SimNetwork
-from slurm_resilience.simulate.sim_process import ProcessState, SimProcess
+from slurm_resilience.simulate.sim_process import TIMING, ProcessState, SimProcess
 
 EXCUSED_SECONDS = 9.0
 """Time after a fault in which those that it concerned may be given up: the silence of all, and
@@ -22,13 +22,15 @@ SPEAKER_DIES, SPEAKER_STOPS = "death of a speaker", "stop of a speaker"
 SPEAKER_FAULTS = {SPEAKER_DIES: 0.5, SPEAKER_STOPS: 0.3}
 """Kind → share of the runs with speakers that have such a fault more."""
 APART = {ALONE: 0.05, SUSPICION: 0.1}
-SLUGGISH = "short stops of all that hold state"
 """Kind → share of runs with such a fault. They are drawn apart from all others, so that the runs of
 most seeds stay the same as before there were these."""
+SLUGGISH, HELD = "short stops of all that hold state", "a call that holds all for a while"
 LAST_SLEEP_SECONDS = 9.0
 SLEEPS = 3
 SLUGGISH_SHARE = 0.2
-"""The same of runs whose state is followed."""
+"""Share of runs with one of these, where it is followed who holds the state."""
+HELD_SHARE = 0.4
+"""Of those, the share with the second."""
 SWEEP_SECONDS = 2.0
 RESPAWN_SECONDS = 2.0
 """A dead process is replaced within this time."""
@@ -92,6 +94,8 @@ class Excuses:
         """Processes that are stopped for good."""
         self.slept: set[str] = set()
         """Processes that were stopped for less time than the last copy of a part is waited for."""
+        self.held: set[str] = set()
+        """Processes that stayed in their block for less time than that."""
 
     def add(self, process_id: str, seconds: float) -> None:
         """Note that a fault concerns a process for so long."""
@@ -117,6 +121,7 @@ class FaultPlan:
         self._is_calm = calm
         self._apart = Random(seed)
         self._sluggish = Random(f"short stops {seed}")
+        self._held = Random(f"one call {seed}")
         random = training.random
         self.until = 1.5 + random.random() * 8.0
         """When faults are over."""
@@ -132,9 +137,10 @@ class FaultPlan:
             return
         if self._training.keeps_state and self._sluggish.random() < SLUGGISH_SHARE:
             # Nothing else: what is lost then is lost for no reason.
+            kind = HELD if self._held.random() < HELD_SHARE else SLUGGISH
             for _ in range(SLEEPS):
                 at = self._sluggish.random() * self.until
-                self._training.schedule.at(at, self._strike, SLUGGISH)
+                self._training.schedule.at(at, self._strike, kind)
             return
         random = self._training.random
         for _ in range(random.choice([0, 1, 1, 2, 2, 3, 4])):
@@ -244,10 +250,8 @@ def _sleep(training: Training, process: SimProcess, seconds: float) -> None:
     training.schedule.after(seconds, process.resume)
 
 
-def _holders_sleep(training: Training, process: SimProcess) -> None:
-    """Stop all that hold a part of the model, each for a while and a little later than the one
-    before, just when a world is made with one that holds none: a machine with too much to do."""
-    random = training.random
+def _met_with_newcomer(training: Training) -> tuple[list[SimProcess], list[SimProcess]]:
+    """Return all that hold a part of the model, and those that hold none and are in a new world."""
     living = training.living()
     holders = [one for one in living if one.program.step >= 0]
     joining = [
@@ -255,12 +259,36 @@ def _holders_sleep(training: Training, process: SimProcess) -> None:
         for one in living
         if one.program.step < 0 and one.membership.side.generation.holds(one.id)
     ]
+    return holders, joining
+
+
+def _holders_sleep(training: Training, process: SimProcess) -> None:
+    """Stop all that hold a part of the model, each for a while and a little later than the one
+    before, just when a world is made with one that holds none: a machine with too much to do."""
+    random = training.random
+    holders, joining = _met_with_newcomer(training)
     if holders and joining:
         for one in holders:
             seconds = 2.1 + random.random() * 2.0
             training.schedule.after(random.random() * 0.3, _sleep, training, one, seconds)
     elif training.schedule.now < LAST_SLEEP_SECONDS:
         training.schedule.after(0.01, _holders_sleep, training, process)
+
+
+def _all_held(training: Training, process: SimProcess) -> None:
+    """End a world that is made with one that holds no part of the model, and keep all of its ranks
+    in one call for longer than they have to leave their block: gloo, say, which waits for a member
+    that has just died."""
+    random = training.random
+    holders, joining = _met_with_newcomer(training)
+    if holders and joining:
+        for one in (*holders, *joining):
+            one.program.leave_seconds = (1.1 + random.random() * 0.7) * TIMING.abort_seconds
+            training.excuses.add(one.id, one.program.leave_seconds)
+            training.excuses.held.add(one.id)
+        training.schedule.after(random.random() * 0.2, random.choice(holders).fail)
+    elif training.schedule.now < LAST_SLEEP_SECONDS:
+        training.schedule.after(0.01, _all_held, training, process)
 
 
 def _freeze(training: Training, process: SimProcess) -> None:
@@ -404,6 +432,7 @@ FAULTS: dict[str, Callable[[Training, SimProcess], None]] = {
     ALONE: _hang_alone,
     SUSPICION: _suspect,
     SLUGGISH: _holders_sleep,
+    HELD: _all_held,
     SPEAKER_DIES: _speaker_dies,
     SPEAKER_STOPS: _speaker_stops,
     "node found dead": _find_dead,
@@ -411,7 +440,7 @@ FAULTS: dict[str, Callable[[Training, SimProcess], None]] = {
     "newer process": _replace,
 }
 """Every kind of fault, by its name in reports."""
-RARE = APART.keys() | SPEAKER_FAULTS.keys() | {SLUGGISH}
+RARE = APART.keys() | SPEAKER_FAULTS.keys() | {SLUGGISH, HELD}
 CUTS = frozenset({"partition", "pair cut off", "reset"})
 """Kinds after which one that lives may be lost to the others."""
 OFTEN = ("partition", "partition")

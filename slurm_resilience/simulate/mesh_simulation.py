@@ -33,7 +33,7 @@ CALM_SECONDS = 40.0
 """A world of all seats must step again within this time. Longest known: three times the abort
 timeout (the last copy of a part), two worlds that fail for a peer out of reach, and a join."""
 ENDLESS_STEPS = 1 << 30
-SILENT = "silent "
+SILENT, IN_ITS_BLOCK = "silent ", "it did not leave its block"
 """Begins the reason for which one is given up that says nothing."""
 UNHURRIED_SHARE = 0.25
 """Share of runs in which a process looks around no more often than in a large world. Drawn apart
@@ -193,6 +193,13 @@ class MeshRun:
         """Tell whether nothing was wrong with a process but that it stood still for a moment."""
         return process.id in self.excuses.slept and not CUTS & set(self._plan.done)
 
+    def _is_in_vain(self, reason: str, process: SimProcess) -> bool:
+        """Tell whether a process is given up for what would have passed by itself: the others have
+        no excuse where that loses the last copy of a part."""
+        if reason.startswith(IN_ITS_BLOCK):
+            return process.id in self.excuses.held and not CUTS & set(self._plan.done)
+        return reason.startswith(SILENT) and self.slept(process)
+
     def _is_whole(self, calm: float) -> bool:
         if self.end.begun:
             return not self.living()
@@ -251,7 +258,7 @@ class MeshRun:
         self.note(process, "loses its machine" if power else "dies")
         if self._loans is not None:
             told = process.membership.side.standing.evicted
-            if not (told.startswith(SILENT) and self.slept(process)):
+            if not self._is_in_vain(told, process):
                 self._loans.lose(process, is_seen=not power and self.network.whole)
         process.die(power)
         if power and self.speakers:
@@ -316,7 +323,7 @@ class MeshRun:
         """Check that a process which goes on without a peer has a reason."""
         self.note(process, f"gives {peer.id} up: {reason}")
         other = self.processes[peer.id]
-        if self._loans is not None and not (reason.startswith(SILENT) and self.slept(other)):
+        if self._loans is not None and not self._is_in_vain(reason, other):
             self._loans.lose(other, is_seen=self.network.whole)
         self._plan.given_up(other)
         newer = self.newest(peer.seat) is not other

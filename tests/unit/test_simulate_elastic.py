@@ -12,6 +12,7 @@ from click.testing import CliRunner
 from slurm_resilience.cli.simulate import simulate as command
 from slurm_resilience.mesh.model import Member, View
 from slurm_resilience.mesh.protocol import world_plan
+from slurm_resilience.mesh.protocol.side import Side
 from slurm_resilience.mesh.protocol.world_plan import Proposal, WorldRules, last_holders, propose
 from slurm_resilience.simulate.invariants import InvariantBroken
 from slurm_resilience.simulate.mesh_simulation import simulate
@@ -30,6 +31,7 @@ def test_no_rule_is_broken() -> None:
         904,  # two that held the same part were asked to leave, and each counted on the other
         1417,  # the same, between two worlds
         41,  # all that held the model stood still together, and a newcomer went on without them
+        218,  # one call held all of them, and a newcomer gave them up for not leaving their block
     ],
 )
 def test_no_rule_is_broken_again(seed: int) -> None:
@@ -96,6 +98,13 @@ def test_a_broken_rule_is_found(name: str, monkeypatch: pytest.MonkeyPatch) -> N
     with pytest.raises(InvariantBroken, match=complaint):
         for seed in seeds:
             simulate(seed, elastic=True)
+
+
+def test_who_gives_up_all_that_one_call_holds_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    usual = Side.last_holders
+    monkeypatch.setattr(Side, "last_holders", lambda side, now, _=frozenset(): usual(side, now))
+    with pytest.raises(InvariantBroken, match="no whole state"):
+        simulate(218, elastic=True)
 
 
 def test_a_world_that_stands_still_is_found(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -110,10 +110,12 @@ class Election:
         hung = end.culprit if end and end.kind == "hang" else ""
         out = now - max(side.generation.ended_at, side.outside_since)
         last = side.last_holders(now)
+        # All that hold a part may be inside because of one and the same call, which ends.
+        stuck = side.last_holders(now, {member.peer.id for member in busy})
         for contact in inside:
             peer = contact.peer
             silent = now - contact.heard
-            times = LAST_COPY if peer.id in last else 1
+            times = LAST_COPY if peer.id in stuck else 1
             limit = times * side.timing.abort_seconds
             # What a peer said at its handshake may be old: it has the whole time from then on.
             late = min(out, now - contact.met_at)

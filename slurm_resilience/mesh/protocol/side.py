@@ -260,16 +260,22 @@ class Side:
         """
         return LAST_COPY * self.silence_seconds if peer_id in last else usual
 
-    def last_holders(self, now: float) -> frozenset[str]:
+    def last_holders(self, now: float, doubtful: Set[str] = frozenset()) -> frozenset[str]:
         """Ids of peers that are waited for longer: for all that is heard now, a part of the model
         would be lost with them. All that hold it may be silent because of one and the same
-        machine or switch that has too much to do, and live."""
+        machine or switch that has too much to do, and live.
+
+        Args:
+            now: seconds.
+            doubtful: ids of others that may be lost, this process among them.
+        """
         silent = {
             contact.peer.id
             for contact in self.contacts.seated()
             if now - contact.heard > self.silence_limit(contact.peer.node, now)
         }
-        return world_plan.last_holders(self.present(), self.rules.replica_size, silent)
+        present, size = self.present(), self.rules.replica_size
+        return world_plan.last_holders(present, size, silent | doubtful)
 
     def silence_limit(self, node: str, now: float) -> float:
         """Return the seconds of silence that are too long for a peer of a node. Those of a node

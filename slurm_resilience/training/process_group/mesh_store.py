@@ -21,8 +21,15 @@ class MeshStore(dist.Store):  # type: ignore[name-defined, misc]
     """The store of one generation. A set reaches all members at once, so a get is a look-up here;
     `add`, `compare_set` and `append` go through the key's home, which orders them."""
 
-    def __init__(self, mesh: Mesh, generation: int) -> None:
+    def __init__(self, mesh: Mesh, generation: int, least_wait: float = 0.0) -> None:
+        """
+        Args:
+            mesh: the process among the others.
+            generation: the members' world.
+            least_wait: seconds that a wait lasts at least, whatever limit its caller names.
+        """
         super().__init__()
+        self._least_wait = timedelta(seconds=least_wait)
         self._mesh = mesh
         self._generation = generation
         self._timeout = DEFAULT_TIMEOUT
@@ -63,7 +70,7 @@ class MeshStore(dist.Store):  # type: ignore[name-defined, misc]
         Raises:
             dist.DistStoreError: as `get`.
         """
-        self._get(keys, timeout or self._timeout)
+        self._get(keys, max(timeout or self._timeout, self._least_wait))
 
     def check(self, keys: Sequence[str]) -> bool:
         """Tell whether all keys are set now."""

@@ -25,8 +25,8 @@ FORM_SHARE = 0.7
 the limit ends that call. It is shorter than the abort timeout, after which the others would go on
 without this process."""
 GLOO_TRIES = 5
-"""gloo gives a member that has just died so many times the limit that it was told (torch 2.13: 15.0 s
-with 3 s, 7 s with 1.4 s)."""
+"""gloo gives a member that has just died so many times the limit that it was told (torch 2.13: 15.0
+s with 3 s, 7 s with 1.4 s)."""
 
 
 def form_limit(size: int, abort_timeout: float) -> float:

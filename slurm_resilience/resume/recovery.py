@@ -52,6 +52,8 @@ class Recovery:
         """As Slurm showed it of the last step; 0: it is not known, or not the same everywhere."""
         self.requeued = False
         """The job was given back to Slurm, to run again."""
+        self._job_over = False
+        """Slurm had ended the job, or requeued it, before the next attempt was ready."""
         self._left: dict[str, bool] = {}
         """Nodes that were left for attempts that ended there; True: sresctld knows that the program
         went on without it."""
@@ -78,6 +80,17 @@ class Recovery:
         reasons = "; ".join(f"{name}: {verdict.reason}" for name, verdict in bad.items())
         report.say(f"{names} should be left ({reasons}), but {chosen.reason}: the step runs on")
         return False
+
+    def is_taken_back(self) -> bool:
+        """Return whether the job was requeued, or Slurm has ended it while the next attempt was
+        prepared, and may start it again."""
+        allocation = self._context.allocation
+        if self.requeued or not (allocation.job.is_batch and allocation.job.requeue):
+            return self.requeued
+        if self._job_over or not allocation.user_stop.is_set():
+            return self._job_over
+        # SIGTERM is how a person ends it, and how Slurm ends the script of a job that it requeues.
+        return allocation.state_now() not in ("RUNNING", "SUSPENDED")
 
     def next_way(self, nodes: tuple[str, ...], history: tuple[Ending, ...], *, lives: bool) -> str:
         """Return in words what would follow if a node of the step failed now.
@@ -209,6 +222,7 @@ class Recovery:
         if allocation.refresh() in ("RUNNING", "SUSPENDED"):
             return False
         report.say("not resumed: the job is over")
+        self._job_over = True
         return True
 
     def _facts(self, swap_failed: str, doubtful: Iterable[str] = ()) -> PlanFacts:
@@ -242,6 +256,7 @@ class Recovery:
             return True
         if allocation.refresh() != "RUNNING":
             report.say(f"not resumed: {error}")
+            self._job_over = True
             return True
         return False
 

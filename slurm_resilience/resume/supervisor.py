@@ -680,6 +680,7 @@ class Supervisor:
         """Return the code when the user ended this while no step was running."""
         last = self._history.last_ending
         if last is not None:
+            self._keeps_history = self._recovery.is_taken_back()
             return last.code
         number = self._context.user_signals.ending()
         self._end_by(number)
@@ -691,12 +692,13 @@ class Supervisor:
             report.summary(goodput, len(self._history.attempts), self._fence.restarts)
 
     def _may_come_back(self, cause: Cause, step: StepSet) -> bool:
+        if cause.kind in ("node", "program"):
+            return self._recovery.is_taken_back()
         job = self._allocation.job
         by_slurm = cause.kind == "job_over" and job.is_batch and job.requeue
         # Slurm words a requeue as it does a cancellation. Without a fault nothing is lost. Of a
         # node, srun may tell before sresctld does.
-        had_faults = self._history.had_faults or bool(step.failed_nodes)
-        return self._recovery.requeued or (by_slurm and had_faults)
+        return by_slurm and (self._history.had_faults or bool(step.failed_nodes))
 
     def _clean_up(self) -> None:
         release_all(self._allocation)

@@ -21,6 +21,7 @@ class Job:
 
     def __init__(self, state: str = "RUNNING") -> None:
         self.id, self.state, self.waited = 7, state, 0.0
+        self.job = SimpleNamespace(is_batch=True, requeue=True)
         self.user_stop = threading.Event()
         self.suspects: set[str] = set()
         self.asked: list[str] = []
@@ -43,9 +44,13 @@ class Job:
         return event.is_set()
 
 
-def pauses_in_vain(job: Job, chosen: Plan = PAUSED) -> bool:
+def recovery_of(job: Job) -> Recovery:
     context: Any = SimpleNamespace(allocation=job, clock=job)
-    return Recovery(context, 2)._pauses_in_vain(chosen)
+    return Recovery(context, 2)
+
+
+def pauses_in_vain(job: Job, chosen: Plan = PAUSED) -> bool:
+    return recovery_of(job)._pauses_in_vain(chosen)
 
 
 def test_a_pause_is_told_and_waited_for(capfd: pytest.CaptureFixture[str]) -> None:
@@ -71,6 +76,34 @@ def test_nothing_follows_a_pause_in_which_it_ended(
     job.while_waiting = job.user_stop.set if by_user else lambda: setattr(job, "state", "TIMEOUT")
     assert pauses_in_vain(job)
     assert ("the job is over" in capfd.readouterr().err) is not by_user
+
+
+@pytest.mark.parametrize(
+    ("state", "stopped", "requeue", "taken_back"),
+    [
+        ("COMPLETING", False, True, True),
+        ("COMPLETING", True, True, True),
+        ("", True, True, True),
+        ("COMPLETING", True, False, False),
+        ("RUNNING", True, True, False),
+        ("RUNNING", False, True, False),
+    ],
+)
+def test_a_job_that_ends_in_a_pause_may_come_back(
+    state: str,
+    stopped: bool,
+    requeue: bool,
+    taken_back: bool,
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    """Slurm's own SIGTERM may be heard before the pause is over; so may a person's."""
+    job = Job(state)
+    job.job.requeue = requeue
+    if stopped:
+        job.user_stop.set()
+    recovery = recovery_of(job)
+    recovery._pauses_in_vain(PAUSED)
+    assert recovery.is_taken_back() is taken_back
 
 
 @pytest.mark.parametrize(("state", "asked"), [("RUNNING", ["slurm"]), ("CANCELLED", []), ("", [])])

@@ -319,7 +319,23 @@ def test_seats_that_do_not_step_are_told_of_each_minute(script: Script) -> None:
     script.see((2,), (0, 1, 3))
     script.lose()
     assert stalls(script, 1.0) == [SayStalled((0, 1, 3), (2,), 2 * STALL_SECONDS)]
+    script.generation = 2
     script.see((0, 1, 3))
+    assert stalls(script, 3600.0) == []
+
+
+def test_the_rest_of_a_world_that_is_over_does_not_step(script: Script) -> None:
+    """All others died, and their join step still imports; the one node left died unseen."""
+    assert stalls(script, 3600.0) == []
+    script.tell(TasksDied(0, (0, 1, 3), "Killed"))
+    script.see((2,))
+    assert stalls(script, STALL_SECONDS - 1.0) == []
+    assert stalls(script, 1.0) == [SayStalled((2,), (0, 1, 3), STALL_SECONDS)]
+    script.training_step += 1
+    script.see((2,))
+    assert stalls(script, STALL_SECONDS - 1.0) == []
+    script.generation = 2
+    script.see((2,))
     assert stalls(script, 3600.0) == []
 
 
@@ -630,5 +646,5 @@ def test_newcomers_that_wait_for_others_are_told_of(script: Script) -> None:
     script.see((0, 1), connected=(2, 3))
     event = TrainingSeen(script.generation, (0, 1), script.training_step, script.plan._seen.peers)
     watch = StallWatch()
-    looks = [watch.look(event, frozenset(), 30.0 * n) for n in range(4)]
+    looks = [watch.look(event, frozenset(), 30.0 * n, is_over=False) for n in range(4)]
     assert looks == [None, None, (2, 3), None]

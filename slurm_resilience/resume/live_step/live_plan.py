@@ -337,7 +337,8 @@ class LivePlan:
         yield from self._end_hopeless(now)
 
     def _tell_stall(self, now: float) -> Iterator[Action]:
-        waiting = self._stall.look(self._seen, self.lost_peers, now)
+        is_over = self.state is _S.WAITING
+        waiting = self._stall.look(self._seen, self.lost_peers, now, is_over=is_over)
         if waiting is not None:
             unfilled = [loss for loss in self.record.losses if loss.pending]
             lost = sorted({seat for loss in unfilled for seat in loss.seats})

@@ -32,6 +32,7 @@ class StallWatch:
     """Notices that seats wait for others, and none goes on, whatever the reason.
 
     A node that died unseen looks alive to an observer: its seats stay in the world that is over.
+    They may be the only ones there, when a task died beside them and its process is not back.
     """
 
     def __init__(self) -> None:
@@ -41,25 +42,28 @@ class StallWatch:
         self._since: float | None = None
         self._told = float("-inf")
 
-    def look(self, seen: TrainingSeen, lost_peers: Set[str], now: float) -> tuple[int, ...] | None:
+    def look(
+        self, seen: TrainingSeen, lost_peers: Set[str], now: float, *, is_over: bool
+    ) -> tuple[int, ...] | None:
         """Return the seats that have waited for so long that it is to be told; None: none has.
 
         Args:
             seen: the training now.
             lost_peers: ids of processes on lost nodes.
             now: monotonic seconds.
+            is_over: the world that is seen has lost seats, and no later one has been formed: a
+                process that still looks as if it stepped waits as well, or died unseen.
         """
         self._stepped |= {peer.id for peer in seen.peers if peer.seat in seen.running}
+        running: set[int] = set() if is_over else set(seen.running)
         outside = [
-            peer
-            for peer in seen.peers
-            if peer.id not in lost_peers and peer.seat not in seen.running
+            peer for peer in seen.peers if peer.id not in lost_peers and peer.seat not in running
         ]
         stepped = {peer.seat for peer in outside if peer.id in self._stepped}
         # Newcomers have something to go on with where there are others: those let them in soon.
-        newcomers = {peer.seat for peer in outside} - stepped if seen.running else set()
+        newcomers = {peer.seat for peer in outside} - stepped if running else set()
         waiting = stepped | newcomers
-        goes_on = bool(seen.running) and not waiting
+        goes_on = bool(running) and not waiting
         if goes_on or seen.step > self._step or self._since is None:
             self._step = max(self._step, seen.step)
             self._since = now

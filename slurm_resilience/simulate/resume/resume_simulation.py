@@ -64,7 +64,7 @@ COMPANION_SEED = 1_000_000_000
 PAIR_SEED = 2_000_000_000
 """Runs from this seed on are of such a job that loses two nodes at once."""
 AFTERWARDS_SECONDS = UNUSED_SECONDS + 100.0
-"""For companions to end after the end of a run."""
+"""For companions to end after the end of a run, and each one after it has got its nodes."""
 ANSWER_SECONDS = 2.0
 """For nodes to tell where the processes of a hung step stand."""
 BUG_IN_WORK_SHARE = 0.2
@@ -463,7 +463,7 @@ class ResumeRun:
             world.kill_step(step, "")  # Slurm does that to a step whose srun is gone
         world.schedule.run(max(world.schedule.now, FAULTS_SECONDS))
         world.schedule.run(max(world.schedule.now, world.books.slurmctld_back) + 1.0)
-        world.schedule.run(world.schedule.now + AFTERWARDS_SECONDS)
+        self._let_companions_end()
         for companion in world.companions.values():
             first = world.nodes[companion.granted[0]] if companion.granted else None
             if first is not None and (first.contact is NodeContact.FINE or first.shown.is_down):
@@ -471,6 +471,22 @@ class ResumeRun:
         left = set(world.helpers) - world.seen.given_back
         if ended_by_itself and left:
             world.broken(ResumeRule.HELPERS, f"{len(left)} are left")
+
+    def _let_companions_end(self) -> None:
+        """Let time pass in which the scripts of companions end them.
+
+        One that is in the queue when its supervisor is killed, and the job goes on without it, gets
+        its nodes later: its script alone can end it, and counts from then, or from when Slurm
+        answers again.
+        """
+        world = self.world
+        until = world.schedule.now + AFTERWARDS_SECONDS
+        while world.schedule.now < until:
+            world.schedule.run(until)
+            for companion in world.companions.values():
+                if companion.granted:
+                    begins = max(companion.granted_at, world.books.slurmctld_back)
+                    until = max(until, begins + AFTERWARDS_SECONDS)
 
     def _time_limit(self) -> None:
         self.world.end_job("TIMEOUT", requeue=False, word="DUE TO TIME LIMIT")

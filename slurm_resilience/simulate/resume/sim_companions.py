@@ -63,7 +63,7 @@ class SimCompanions:
             world.schedule.after(TRY_SECONDS, self._grant, number)
             return
         companion.nodes = companion.granted = tuple(idle[: companion.wants])
-        companion.used_at = world.schedule.now
+        companion.granted_at = companion.used_at = world.schedule.now
         self.granted += 1
         world.note(f"companion {number} gets {','.join(companion.nodes)}")
         world.schedule.after(LOOK_SECONDS, self._script_looks, number)

@@ -48,6 +48,7 @@ class SimCompanion:
     """None while it waits for them."""
     granted: tuple[str, ...] = ()
     """The nodes that it was given; the first one runs its batch script."""
+    granted_at: float = 0.0
     used_at: float = 0.0
     """When a step was last seen to run there."""
     orphan_since: float | None = None

@@ -30,7 +30,7 @@ SLEEPS = 3
 SLUGGISH_SHARE = 0.2
 """Share of runs with one of these, where it is followed who holds the state."""
 HELD_SHARE = 0.4
-"""Of those, the share with the second."""
+"""Share of those with the second one."""
 SWEEP_SECONDS = 2.0
 RESPAWN_SECONDS = 2.0
 """A dead process is replaced within this time."""

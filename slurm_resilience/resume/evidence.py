@@ -12,7 +12,7 @@ from slurm_resilience.resume.decide.task_ends import TaskEnd, node_that_failed, 
 from slurm_resilience.resume.fence import Fence
 from slurm_resilience.resume.live_step.live_steps import EndWord, StepEnd
 from slurm_resilience.resume.live_step.living_program import can_live
-from slurm_resilience.resume.srun.stderr_reader import code_of
+from slurm_resilience.resume.srun.stderr_reader import code_of, killed_from_outside
 from slurm_resilience.resume.srun.step import SrunStep
 
 LOOK_SECONDS = 0.5
@@ -125,25 +125,35 @@ def _cancelled_part(
     allocation = context.allocation
     for part in end.parts or (end.step,):
         elsewhere = part.job not in (0, allocation.id)
-        if _is_cancelled(part, ends) and not (elsewhere and allocation.is_over(part.job)):
+        cancelled = _is_cancelled(part, end, ends)
+        if cancelled and not (elsewhere and allocation.is_over(part.job)):
             return part
     return None
 
 
-def _is_cancelled(step: SrunStep, ends: tuple[TaskEnd, ...]) -> bool:
+def _is_cancelled(step: SrunStep, end: StepEnd, ends: tuple[TaskEnd, ...]) -> bool:
     """Return whether a person cancelled the step, before the supervisor itself had it ended.
 
     Slurm says so among what the tasks print, so it counts only for this very step, and not where
     the first task that failed got a signal that nothing but its own fault sends: a program that is
     being ended may crash on its way out. srun's own words name no step, so they do not count either
-    where that task failed with a code of its own, unless others were killed after them.
+    where that task failed with a code of its own, unless others were killed after them, or it was
+    a task of another part: of a part that waits for a lost node no task is there to be killed.
     """
-    first = next((end for end in ends if end.failed), None)
+    first = next((one for one in ends if one.failed), None)
     by_itself = first is not None and first.failed_by_itself
     if first is not None and by_itself and first.by_signal:
         return False
     told = step.told_end
-    return told.cancelled or (told.aborted and (told.killed_after > 0 or not by_itself))
+    if told.cancelled or not told.aborted:
+        return told.cancelled
+    return told.killed_after > 0 or not by_itself or (len(end.parts) > 1 and _no_task_failed(step))
+
+
+def _no_task_failed(step: SrunStep) -> bool:
+    """Return whether a part did not end well, and by its srun no task of it failed by itself."""
+    ended = tuple(step.ended_tasks)  # a copy: it grows in another thread
+    return step.code != 0 and all(killed_from_outside([one]) for one in ended)
 
 
 def _faulty(context: SupervisorContext) -> dict[str, str]:

@@ -19,6 +19,7 @@ from slurm_resilience.resume.decide.task_ends import TaskEnd
 from slurm_resilience.resume.evidence import NAME_SECONDS, gather_evidence
 from slurm_resilience.resume.live_step.live_steps import EndWord, StepEnd
 from slurm_resilience.resume.srun.srun_options import BUILTIN, split
+from slurm_resilience.resume.srun.stderr_reader import EndedTasks
 from slurm_resilience.resume.srun.step import ToldEnd
 from slurm_resilience.resume.srun.task_reports import StepReports
 from slurm_resilience.wire.messages import NodeVerdict
@@ -198,6 +199,34 @@ def test_srun_s_word_counts_once_others_are_killed_after_it(slurm: FakeSlurm) ->
         step: Any = SimpleNamespace(job=0, told_end=told, timed_out=False)
         found = ending(slurm, allocated(slurm), "", 137, ends=(EXIT,), parts=(step,))
         assert found.kind == kind
+
+
+KILLED, EXITED = "Killed", "Exited with exit code 5"
+
+
+@pytest.mark.parametrize(
+    ("code", "told", "kind"),
+    [
+        # It waited for a lost node: no task was there to be killed.
+        (137, (), "user"),
+        (137, (KILLED,), "user"),
+        # A program's own words: its task failed, or ended well after them.
+        (5, (KILLED, EXITED), "program"),
+        (0, (), "program"),
+    ],
+)
+def test_a_failure_in_one_part_hides_no_cancel_of_another(
+    slurm: FakeSlurm, code: int, told: tuple[str, ...], kind: str
+) -> None:
+    """slurmstepd's own line is lost with the first node of the part."""
+    job, silent = allocated(slurm), ToldEnd(False, False)
+    ended = [EndedTasks(("n1",), (0,), how) for how in told]
+    words: dict[str, Any] = {"job": 0, "timed_out": False}
+    main: Any = SimpleNamespace(
+        told_end=ToldEnd(False, True), code=code, ended_tasks=ended, **words
+    )
+    other: Any = SimpleNamespace(told_end=silent, code=5, ended_tasks=[], **words)
+    assert ending(slurm, job, "", 5, ends=(EXIT,), parts=(main, other)).kind == kind
 
 
 def test_a_living_step_s_old_crash_says_nothing_of_its_cancel(slurm: FakeSlurm) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import msgspec
 
@@ -114,17 +114,35 @@ def _in_sruns_words(step: SrunStep) -> Iterator[TaskEnd]:
             yield TaskEnd(0, 0, ended.tasks[0], code, by_signal=killed(code), node=node)
 
 
+def hear_cancels(context: SupervisorContext, parts: Sequence[SrunStep]) -> None:
+    """Ask of each companion whose part Slurm ends whether it goes on, as soon as that is told.
+
+    Slurm ends a companion's steps after the companion: a part that ends before it was cancelled by
+    a person. Later on the companion may be over as well, for the node that its part has waited for.
+
+    Args:
+        context: of the supervised srun.
+        parts: all sruns of the attempt.
+    """
+    allocation = context.allocation
+    for part in parts:
+        told = part.told_end
+        ended = (told.cancelled or told.aborted) and not part.job_outlives_it
+        if ended and part.job not in (0, allocation.id):
+            part.job_outlives_it = allocation.is_running(part.job)
+
+
 def _cancelled_part(
     context: SupervisorContext, end: StepEnd, ends: tuple[TaskEnd, ...]
 ) -> SrunStep | None:
     """Return the srun of the attempt that a person cancelled; None: none was.
 
-    Slurm words the end of a companion as that of its step: it is a loss of its nodes, and hides no
-    word of another part.
+    Slurm words the end of a companion as that of its step: it is a loss of its nodes, unless the
+    step was cancelled before. It hides no word of another part.
     """
     allocation = context.allocation
     for part in end.parts or (end.step,):
-        elsewhere = part.job not in (0, allocation.id)
+        elsewhere = part.job not in (0, allocation.id) and not part.job_outlives_it
         cancelled = _is_cancelled(part, end, ends)
         if cancelled and not (elsewhere and allocation.is_over(part.job)):
             return part

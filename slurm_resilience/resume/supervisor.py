@@ -26,7 +26,7 @@ from slurm_resilience.resume.crash_watch import CrashWatch, GatheringStage
 from slurm_resilience.resume.decide.budgets import spent
 from slurm_resilience.resume.decide.classify import Cause, Ending, classify
 from slurm_resilience.resume.elastic.elastic_size import ElasticSize
-from slurm_resilience.resume.evidence import gather_evidence
+from slurm_resilience.resume.evidence import gather_evidence, hear_cancels
 from slurm_resilience.resume.fence import Fence
 from slurm_resilience.resume.first_step import (
     PlannedAttempt,
@@ -336,6 +336,7 @@ class Supervisor:
             pause = crashes.pause(self._layout_pause(self._hangs.pause(pause)))
             news = context.clock.wait(context.wake, pause)
             self._settle_layout(step)
+            hear_cancels(context, step.parts)
             early = self._end_early(step, stage)
             if early is not None:
                 return early

@@ -16,7 +16,7 @@ from slurm_resilience.errors import SlurmUnreachable
 from slurm_resilience.resume.allocation.allocation import Allocation
 from slurm_resilience.resume.decide.classify import Cause, Ending, classify
 from slurm_resilience.resume.decide.task_ends import TaskEnd
-from slurm_resilience.resume.evidence import NAME_SECONDS, gather_evidence
+from slurm_resilience.resume.evidence import NAME_SECONDS, gather_evidence, hear_cancels
 from slurm_resilience.resume.live_step.live_steps import EndWord, StepEnd
 from slurm_resilience.resume.srun.srun_options import BUILTIN, split
 from slurm_resilience.resume.srun.stderr_reader import EndedTasks
@@ -252,13 +252,39 @@ def test_the_end_of_a_companion_hides_no_word_on_another_part(slurm: FakeSlurm) 
     """Slurm words it as a person's cancel, and its own line on the main step may be lost."""
     companion = slurm.submit(1)
     main: Any = SimpleNamespace(job=0, told_end=ToldEnd(False, True), timed_out=False)
-    other: Any = SimpleNamespace(job=companion, told_end=ToldEnd(True, False), timed_out=False)
+    other: Any = SimpleNamespace(
+        job=companion, told_end=ToldEnd(True, False), timed_out=False, job_outlives_it=False
+    )
     by_node: dict[str, Any] = {"faulty": {"n4": "no beat"}}
     job = allocated(slurm)
     assert ending(slurm, job, "", 137, parts=(other,), **by_node).kind == "user"
     slurm.cancel_job(companion)
     assert ending(slurm, job, "", 137, parts=(other,), **by_node).kind == "node"
     assert ending(slurm, job, "", 137, parts=(other, main), **by_node).kind == "user"
+
+
+@pytest.mark.parametrize("told", [ToldEnd(True, False), ToldEnd(False, True)])
+def test_a_companion_that_ends_after_its_cancelled_step_hides_no_cancel(
+    slurm: FakeSlurm, told: ToldEnd
+) -> None:
+    """The node for which its part waited is given up in the end."""
+    companion, job = slurm.submit(1), allocated(slurm)
+    step: Any = SimpleNamespace(
+        job=companion, told_end=ToldEnd(False, False), timed_out=False, job_outlives_it=False
+    )
+    context: Any = SimpleNamespace(allocation=job)
+    hear_cancels(context, [step])
+    assert not step.job_outlives_it
+    step.told_end = told
+    slurm.refusals["job"] = SlurmUnreachable("no answer")
+    hear_cancels(context, [step])
+    assert not step.job_outlives_it
+    slurm.refusals.clear()
+    hear_cancels(context, [step])
+    slurm.cancel_job(companion)
+    hear_cancels(context, [step])
+    found = ending(slurm, job, "", 137, parts=(step,), faulty={"n4": "no beat"})
+    assert found.kind == "user"
 
 
 @pytest.mark.parametrize(

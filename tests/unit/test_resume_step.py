@@ -245,6 +245,23 @@ def test_an_srun_that_waits_for_a_lost_node_ends_with_its_tasks_code(how: str, c
     assert (step.code, step.killed_by) == (code, 0)
 
 
+@pytest.mark.parametrize(
+    "line",
+    [
+        "srun: Job step aborted: Waiting up to 32 seconds for job step to finish.",
+        "slurmstepd: error: *** STEP 7.0 ON n1 CANCELLED AT 2026-11-22T10:00:00 ***",
+    ],
+)
+def test_the_end_by_slurm_is_news_while_srun_waits_for_a_lost_node(line: str) -> None:
+    """Nothing else may be told of it for minutes."""
+    news = threading.Event()
+    program = f"echo '{line}' >&2; exec sleep 60"
+    step = SrunStep(["sh", "-c", program], os.environ, lambda: None, on_news=news.set)
+    assert news.wait(30)
+    step.kill()
+    assert step.wait(30)
+
+
 def test_a_step_with_a_terminal_of_its_own_has_its_errors_left_alone() -> None:
     ended = threading.Event()
     step = SrunStep(["sh", "-c", "exit 4"], os.environ, ended.set, relay_stderr=False)

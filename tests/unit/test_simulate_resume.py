@@ -113,6 +113,8 @@ ONCE_BROKEN = (
     1001058285,
     # A person's cancel of the part that waited for a lost node, after a failure in another one.
     2001030875,
+    # A person's cancel of a companion's step; Slurm ended the companion for its lost node after it.
+    *(1_001_028_380, 1_001_031_755),
 )
 """Seeds that broke a rule."""
 

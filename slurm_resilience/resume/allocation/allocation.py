@@ -330,6 +330,13 @@ class Allocation:
         except SresError:
             return False
 
+    def is_running(self, companion: int) -> bool:
+        """Return whether Slurm shows that a companion runs; not: that cannot be told either."""
+        try:
+            return self.client.job(companion).state in ("RUNNING", "SUSPENDED")
+        except SresError:
+            return False
+
     def in_slurms_order(self, names: Collection[str]) -> tuple[str, ...]:
         """Sort nodes as ranks are: by Slurm's table of nodes, whatever the order of a hostlist."""
         if not self._table.nodes.keys() >= set(names):

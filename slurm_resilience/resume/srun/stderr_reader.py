@@ -83,7 +83,7 @@ class StderrReader:
         self._rest = b""
 
     def read(self, data: bytes) -> bool:
-        """Take more of the text in; True: it told of a node or a task."""
+        """Take more of the text in; True: it told of a node, a task or the step's end by Slurm."""
         text = (self._rest + data)[-_LINE_LIMIT_BYTES:]
         self._rest = text[text.rfind(b"\n") + 1 :]
         if not any(word in text for word in _BY_SLURM):
@@ -99,7 +99,8 @@ class StderrReader:
             self.report |= SrunReport.ENDED_FROM_OUTSIDE
         if _ABORTED in text:
             self._read_aborted(text[: text.index(_ABORTED)])
-        return self._read_lines(text[: text.rfind(b"\n") + 1])
+        told_end = _ABORTED in text or b"CANCELLED AT" in text
+        return self._read_lines(text[: text.rfind(b"\n") + 1]) or told_end
 
     def _read_aborted(self, before: bytes) -> None:
         if self.ended_before_abort is None:

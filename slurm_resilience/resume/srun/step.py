@@ -116,7 +116,8 @@ class SrunStep:
             relay_stderr: read srun's standard error and pass it on, to see what Slurm says of the
                 step. Off for a pseudo terminal, which srun owns. Where standard output goes to the
                 same place it is read too, through the same pipe: else their order would change.
-            on_news: called (in a thread) when srun has said something of a node or a task.
+            on_news: called (in a thread) when srun has said something of a node or a task, or that
+                Slurm ends the step.
             clock: the time; None: the machine's.
             stdin: open file for its standard input; None: the supervisor's own.
             name: the step's in Slurm, as far as it is known: ``12.`` before Slurm has numbered it.
@@ -137,6 +138,9 @@ class SrunStep:
         self.tasks_ended_at: float | None = None
         """When Slurm had shown that its tasks are gone, or had ended them and had the time for it;
         None: that is not known."""
+        self.job_outlives_it = False
+        """Slurm told that it ends this step, and showed the step's job as running after that: a
+        person has cancelled the step, however soon the job ends too."""
         self._relayed = RelayedOutput(numbers)
         self._on_end, self._on_news = on_end, on_news
         self._process = self._launch(argv, environment, stdin, relay_stderr)

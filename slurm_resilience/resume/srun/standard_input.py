@@ -163,17 +163,16 @@ class StandardInput:
         if self._kept_bytes + len(fresh) > self._limit_bytes:
             self._lose(f"is longer than {self._limit_bytes} bytes (resume.stdin_limit_bytes)")
             return
-        import tempfile  # late: few steps read a pipe
-
         try:
             if self._kept is None:
+                import tempfile  # late: few steps read a pipe
+
                 self._kept = tempfile.TemporaryFile()  # noqa: SIM115 (open as long as we run)
             self._kept.seek(self._kept_bytes)
             self._kept.write(fresh)
             self._kept.flush()
         except OSError as error:
-            # Asked for its name where there is none, `tempfile` fails again.
-            self._lose(f"could not be kept in {tempfile.tempdir or 'any directory'} ({error})")
+            self._lose(f"could not be kept in a temporary file ({error})")
             return
         self._kept_bytes += len(fresh)
 

@@ -7,8 +7,10 @@ the program.
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import select
+import textwrap
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -94,8 +96,6 @@ def fold_line(text: str, width: int) -> list[str]:
     if len(text) <= width or width < 2 * len(_TITLE) or text.startswith("─"):
         return [text]
     # Blanks stay as they are, in the title and in what people gave a name.
-    import textwrap  # late: few lines are longer than a terminal is wide
-
     return textwrap.wrap(
         text,
         width,
@@ -263,7 +263,7 @@ class EventLog:
         """Append an event, with the time; once the file cannot be written, nothing any more."""
         if self._path is None:
             return
-        line = msgspec.json.encode({"at": self._clock.now(), "event": event} | data).decode()
+        line = json.dumps({"at": self._clock.now(), "event": event} | data)
         try:
             with self._path.open("a", encoding="utf-8") as file:
                 file.write(line + "\n")

@@ -97,9 +97,8 @@ class StepLayout:
         return shown.tasks // nodes if shown.tasks % nodes == 0 else 0
 
     def _ask(self, now: float) -> None:
-        # The first word from a task comes when Slurm shows the step for certain. A first attempt
-        # has the time: a short step is over before anything of it is asked.
-        told = self._planned.number > 1 and bool(self._step.reports.nodes())
+        # The first word from a task comes when Slurm shows the step for certain.
+        told = bool(self._step.reports.nodes())
         if self._shown is not None or (now < self._next_look and told == self._was_told):
             return
         self._was_told = told

@@ -178,12 +178,8 @@ class Supervisor:
         """When Slurm was first seen to show its step, on the monotonic clock; 0: never."""
         self._layout: StepLayout | None = None
 
-    def run(self, begun: Callable[[], None] = lambda: None) -> int:
-        """Return srun's exit code (as a shell shows it), when the program has ended for good.
-
-        Args:
-            begun: called once the first step has been started.
-        """
+    def run(self) -> int:
+        """Return srun's exit code (as a shell shows it), when the program has ended for good."""
         self._host_calls.receive_signals(self._context.user_signals.on_signal)
         self._fence.begin()
         if self._fence.restarts:
@@ -212,8 +208,6 @@ class Supervisor:
                 started = self._start(number, again=step is not None)
                 if started is None:
                     return self._code_without_step()
-                if step is None:
-                    begun()
                 step = started
                 if following is not None:
                     self._starting = following.block

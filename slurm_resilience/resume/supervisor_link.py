@@ -12,11 +12,12 @@ import select
 import socket
 import threading
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from slurm_resilience.clock import SYSTEM_CLOCK
 from slurm_resilience.errors import SresError
 from slurm_resilience.resume import report
+from slurm_resilience.wire.client import Connection
 from slurm_resilience.wire.messages import (
     AttemptStarted,
     Evidence,
@@ -27,9 +28,6 @@ from slurm_resilience.wire.messages import (
     Status,
     StatusRequest,
 )
-
-if TYPE_CHECKING:
-    from slurm_resilience.wire.client import Connection
 
 FAULTY = ("dead", "sick", "requested")
 """Verdicts on nodes that must be left."""
@@ -93,8 +91,6 @@ class _Addresses:
     def __init__(self, hosts: Sequence[str], port: int) -> None:
         self._places = [(host, port) for host in hosts]
         self._turn = 0
-        self.has_answered = False
-        """sresctld was reached at one of them."""
 
     @property
     def present(self) -> tuple[str, int]:
@@ -146,9 +142,8 @@ class SupervisorLink:
         """Send what is queued, then end."""
         self._stop.set()
         self._ring()
-        # A controller that is not there is not waited for, nor is the first answer of one: so short
-        # a step has told it of nothing that could have to be taken back.
-        if self._thread.is_alive() and self._addresses.has_answered:
+        if self._thread.is_alive():
+            # A controller that is not there is not waited for.
             connected = self.connected.is_set()
             self._thread.join(CLOSE_SECONDS if connected else CLOSE_UNCONNECTED_SECONDS)
 
@@ -225,8 +220,6 @@ class SupervisorLink:
         Raises:
             SresError: sresctld does not answer.
         """
-        from slurm_resilience.wire.client import Connection  # late, as below
-
         with Connection.open(
             *self._addresses.present,
             "query",
@@ -250,9 +243,6 @@ class SupervisorLink:
             return suspects
 
     def _run(self) -> None:
-        # Late: no step waits for its connection's modules.
-        from slurm_resilience.wire.client import Connection
-
         pause = FIRST_RETRY_SECONDS
         while not self._stop.is_set():
             try:
@@ -265,7 +255,6 @@ class SupervisorLink:
                     timeout=CONNECT_SECONDS,
                 ) as connection:
                     self.connected.set()
-                    self._addresses.has_answered = True
                     pause = FIRST_RETRY_SECONDS
                     self._talk(connection)
             except SresError:

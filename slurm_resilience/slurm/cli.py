@@ -8,6 +8,8 @@ import logging
 import os
 import re
 import resource
+import secrets
+import shutil
 import signal
 import subprocess
 from collections.abc import Mapping, Sequence
@@ -40,23 +42,31 @@ log = logging.getLogger("sres.slurm")
 _libc = ctypes.CDLL(None)
 _PR_SET_PDEATHSIG = 1
 
-# The patterns are compiled when a command fails: no supervised step waits for it.
-_KINDS: tuple[tuple[type[SlurmError | NotFound | NotPermitted], str], ...] = (
+_KINDS: tuple[tuple[type[SlurmError | NotFound | NotPermitted], re.Pattern[str]], ...] = (
     (
         SlurmUnreachable,
-        r"Unable to contact slurm controller|Connection refused|Socket timed out|"
-        r"Could not establish a configuration|Unable to establish|Zero Bytes|"
-        r"Protocol authentication error|Invalid authentication credential|"
-        r"authentication plugin|in standby mode",
+        re.compile(
+            r"Unable to contact slurm controller|Connection refused|Socket timed out|"
+            r"Could not establish a configuration|Unable to establish|Zero Bytes|"
+            r"Protocol authentication error|Invalid authentication credential|"
+            r"authentication plugin|in standby mode",
+            re.IGNORECASE,
+        ),
     ),
     (
         NotPermitted,
-        r"Invalid user id|Access/permission denied|access denied|Permission denied",
+        re.compile(
+            r"Invalid user id|Access/permission denied|access denied|Permission denied",
+            re.IGNORECASE,
+        ),
     ),
     (
         NotFound,
-        r"Invalid node name|Node \S+ not found|Invalid job id|Job/step already compl|"
-        r"Job step \S+ not found",
+        re.compile(
+            r"Invalid node name|Node \S+ not found|Invalid job id|Job/step already compl|"
+            r"Job step \S+ not found",
+            re.IGNORECASE,
+        ),
     ),
 )
 
@@ -236,7 +246,7 @@ class CliClient:
 
     def _placement(self, job_id: int) -> parse.Placement:
         """Return what the job itself says of the nodes that it may get."""
-        mark = f"<{os.urandom(8).hex()}>"
+        mark = f"<{secrets.token_hex(8)}>"
         words = ("-a", "-r", "-h", "-j", str(job_id), "-o", parse.placement_format(mark))
         return parse.placement(self._run("squeue", *words), mark, job_id)
 
@@ -330,7 +340,7 @@ class CliClient:
     def _squeue(self, *words: str, expanded: parse.Expand = expand) -> tuple[Job, ...]:
         # Array tasks are jobs of their own; %A is each one's real id.
         base = ("squeue", "-a", "-r", "-h", *words)
-        mark = f"<{os.urandom(8).hex()}>"
+        mark = f"<{secrets.token_hex(8)}>"
         columns = self._run(*base, "-O", self._job_columns())
         text = self._run(*base, "-o", parse.job_format(mark))
         return parse.jobs(text, mark, columns, expanded)
@@ -341,12 +351,10 @@ class CliClient:
             if os.access(path, os.X_OK):
                 return str(path)
             raise MissingTool(f"{path} is not there (slurm_bin in the configuration)")
-        # Not shutil.which: with its module it takes longer than most commands of Slurm.
-        places = (Path(folder, program) for folder in os.get_exec_path())
-        found = next((place for place in places if os.access(place, os.X_OK)), None)
-        if found is None:
+        found = shutil.which(program)
+        if not found:
             raise MissingTool(f"{program} is not on PATH; install Slurm's client commands")
-        return str(found)
+        return found
 
     def _run(
         self,
@@ -436,6 +444,6 @@ def _error(program: str, words: Sequence[str], said: str) -> SlurmError | NotFou
     line = re.sub(rf"{program}: error: ", "", line)
     what = " ".join([program, *words[:3]])
     for kind, pattern in _KINDS:
-        if re.search(pattern, line, re.IGNORECASE):
+        if pattern.search(line):
             return kind(f"{what}: {line[:300]}")
     return SlurmError(f"{what}: {line[:300]}")

@@ -12,6 +12,7 @@ import math
 import re
 from collections.abc import Callable, Iterator
 from collections.abc import Set as AbstractSet
+from dataclasses import dataclass
 from typing import NamedTuple
 
 from slurm_resilience.errors import SlurmError
@@ -146,7 +147,8 @@ def _fields(text: str, known: AbstractSet[str]) -> Iterator[tuple[str, str]]:
         yield mark[1], text[mark.end() : end]
 
 
-class _Reason(NamedTuple):
+@dataclass(frozen=True)
+class _Reason:
     text: str = ""
     by: str = ""
     at: str = ""
@@ -443,10 +445,9 @@ def own_name(text: str, job_id: int) -> str:
     return ""
 
 
-# They are compiled when they are needed: no supervised step waits for it.
-_STEP = r"StepId=(?P<job>\d+(?:_\d+)?)(?:\+\d+)?\.(?P<step>\S+) "
-_STEP_NODES = r" NodeList=(?P<nodes>\S+) Nodes=(?:\d+ CPUs=\d+ Tasks=(?P<tasks>\d+) )?"
-_STEP_SRUN = r" SrunHost:Pid=(?P<host>[^ :]+):(?P<pid>\d+)"
+_STEP = re.compile(r"StepId=(?P<job>\d+(?:_\d+)?)(?:\+\d+)?\.(?P<step>\S+) ")
+_STEP_NODES = re.compile(r" NodeList=(?P<nodes>\S+) Nodes=(?:\d+ CPUs=\d+ Tasks=(?P<tasks>\d+) )?")
+_STEP_SRUN = re.compile(r" SrunHost:Pid=(?P<host>[^ :]+):(?P<pid>\d+)")
 
 
 def steps(text: str, job_id: int, name: str = "") -> tuple[StepInfo, ...]:
@@ -466,11 +467,11 @@ def steps(text: str, job_id: int, name: str = "") -> tuple[StepInfo, ...]:
 
     def each() -> Iterator[StepInfo]:
         for record in records:
-            head = re.match(_STEP, record)
+            head = _STEP.match(record)
             if not head or head["job"] != name:
                 continue
-            where = re.search(_STEP_NODES, record)
-            srun = list(re.finditer(_STEP_SRUN, record))
+            where = _STEP_NODES.search(record)
+            srun = list(_STEP_SRUN.finditer(record))
             nodelist = _clean(where["nodes"]) if where else ""
             yield StepInfo(
                 job=job_id,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping, Sequence, Set
+from dataclasses import dataclass
 from enum import Enum
 from typing import TYPE_CHECKING
 
@@ -68,7 +69,8 @@ class LastPart(msgspec.Struct, frozen=True):
     """Ended tasks of each step that were read before, by its number."""
 
 
-class LiveSrun(msgspec.Struct, eq=False):
+@dataclass(eq=False)
+class LiveSrun:
     """One step of the attempt."""
 
     step: SrunStep

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 
 import msgspec
 
@@ -122,12 +123,13 @@ class SeatRecord(msgspec.Struct, frozen=True):
     """The training's newest step."""
 
 
-class SeatHistory(msgspec.Struct):
+@dataclass
+class SeatHistory:
     """All that was seen of each seat so far."""
 
-    _peers: dict[int, set[str]] = msgspec.field(default_factory=dict)
-    _generations: dict[int, int] = msgspec.field(default_factory=dict)
-    _incarnations: dict[int, int] = msgspec.field(default_factory=dict)
+    _peers: dict[int, set[str]] = field(default_factory=dict)
+    _generations: dict[int, int] = field(default_factory=dict)
+    _incarnations: dict[int, int] = field(default_factory=dict)
     _step: int = -1
     _newest: int = 0
     last_world: frozenset[int] = frozenset()

@@ -10,6 +10,7 @@ import contextlib
 import os
 import select
 import stat
+import tempfile
 import threading
 from collections.abc import Iterator
 from enum import Enum
@@ -165,14 +166,13 @@ class StandardInput:
             return
         try:
             if self._kept is None:
-                import tempfile  # late: few steps read a pipe
-
                 self._kept = tempfile.TemporaryFile()  # noqa: SIM115 (open as long as we run)
             self._kept.seek(self._kept_bytes)
             self._kept.write(fresh)
             self._kept.flush()
         except OSError as error:
-            self._lose(f"could not be kept in a temporary file ({error})")
+            # Asked for its name where there is none, `tempfile` fails again.
+            self._lose(f"could not be kept in {tempfile.tempdir or 'any directory'} ({error})")
             return
         self._kept_bytes += len(fresh)
 

@@ -82,6 +82,7 @@ def test_a_wrong_mode_is_one_line_and_no_daemon(
     for says, text in wrong.items():
         config = tmp_path / "sres.toml"
         config.write_text(re.sub("state_dir = .*", f'state_dir = "{tmp_path}/state"', text))
-        done = lab.run([str(own_bin() / "sresctld"), "--config", str(config), "--once", "--dry-run"])
+        line = [str(own_bin() / "sresctld"), "--config", str(config), "--once", "--dry-run"]
+        done = lab.run(line)
         assert done.returncode != 0
         assert says in done.stderr and len(done.stderr.splitlines()) == 1

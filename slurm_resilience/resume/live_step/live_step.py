@@ -26,6 +26,7 @@ from slurm_resilience.resume.live_step.live_plan import GONE_SECONDS, LivePlan
 from slurm_resilience.resume.live_step.live_steps import (
     END_LOOK_SECONDS,
     RELEASE_SECONDS,
+    REPORT_SECONDS,
     EndWord,
     LiveSteps,
     StepEnd,
@@ -535,6 +536,9 @@ class LiveStep:
                     steps.end_stuck(living_seats(self._training_seen(), self._plan.lost_peers))
                 steps.end_not_begun()
         self._note_who_ended(context.clock.monotonic())
+        ended = context.clock.monotonic()
+        while steps.awaits_words and context.clock.monotonic() - ended < REPORT_SECONDS:
+            context.wait_for_news(END_LOOK_SECONDS)
         number, code = steps.failed_since()
         if not code and not faulty:
             faulty, code = self._look_for_untold()

@@ -27,6 +27,8 @@ RELEASE_AT_END_SECONDS = 1.0
 """The same, when no process of the training lives any more."""
 LAST_WORDS_SECONDS = 0.1
 """For what an srun still prints when its tasks are gone."""
+REPORT_SECONDS = 3.0
+"""For what slurmstepd still tells of tasks whose srun was ended by us."""
 KILL_SECONDS = 5.0
 """For an srun to end that was killed."""
 END_LOOK_SECONDS = 0.2
@@ -390,7 +392,16 @@ class LiveSteps:
         codes = [code_of(ended.how) for ended in self._ended_in_last_part(srun)]
         # An srun that dies by itself takes what its tasks still do with it.
         died = bool(srun.step.killed_by and counted - self._seats_ended(srun))
+        if srun.step.killed_by or srun.state is StepState.RELEASED:
+            codes += self._untold_codes(srun, counted)
         return max(0, *codes, srun.step.code if died or self._tells_all(srun) else 0)
+
+    def _untold_codes(self, srun: LiveSrun, counted: set[int]) -> list[int]:
+        """Return the codes of the tasks whose end slurmstepd has told of, and their srun has not: it
+        was killed in that moment."""
+        told = {task for ended in srun.step.ended_tasks for task in ended.tasks}
+        ends = [end for end in srun.step.reports.ends() if end.task not in told]
+        return [end.code for end in ends if counted & self._seats_of_tasks(srun, [end.task])]
 
     def _ended_in_last_part(self, srun: LiveSrun) -> list[EndedTasks]:
         """Return the tasks that ended badly after the training."""
@@ -476,6 +487,16 @@ class LiveSteps:
                     silent = {seat for seat in silent if node_of_seat.get(seat) in given_up}
                 unheard |= silent
         return unheard
+
+    @property
+    def awaits_words(self) -> bool:
+        """Tell whether the end of a task has still to be told whose srun was released: its step was
+        over for Slurm, and slurmstepd tells of each task by itself."""
+        return any(
+            srun.state is StepState.RELEASED
+            and bool(self._counted_seats(srun) - self._seats_ended(srun))
+            for srun in self
+        )
 
     def lose_seats(self, seats: Collection[int]) -> None:
         """Note that the node of these seats is gone, in the last part, which goes on without it."""

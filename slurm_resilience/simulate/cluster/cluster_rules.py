@@ -565,7 +565,10 @@ class ClusterRules:
             )
 
         agent = machine.agent
-        if machine.lives and agent.connected_at < self._slurm.set_at and not agent.has_looked:
+        # One that was stopped by a person before its machine died, and has not called since, is not
+        # waited for: its node may have none any more.
+        is_here = agent.connection is not None and agent.connected_at < self._slurm.set_at
+        if machine.lives and is_here and not agent.has_looked:
             text = f"{name} is given back, and its sresd has not looked at it"
             self.break_rule(ClusterRule.UNCHECKED, text)
 

@@ -115,7 +115,7 @@ ONCE_BROKEN = (
     2001030875,
     # A person's cancel of a companion's step; Slurm ended the companion for its lost node after it.
     *(1_001_028_380, 1_001_031_755),
-    # After a training a task crashed, and its srun was killed before it could tell: success was told.
+    # A task crashed after a training, and its srun was killed before it could tell: success.
     3024771,
 )
 """Seeds that broke a rule."""

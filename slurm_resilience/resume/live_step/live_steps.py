@@ -397,7 +397,7 @@ class LiveSteps:
         return max(0, *codes, srun.step.code if died or self._tells_all(srun) else 0)
 
     def _untold_codes(self, srun: LiveSrun, counted: set[int]) -> list[int]:
-        """Return the codes of the tasks whose end slurmstepd has told of, and their srun has not: it
+        """Return the codes of tasks whose end slurmstepd has told of, and their srun has not: it
         was killed in that moment."""
         told = {task for ended in srun.step.ended_tasks for task in ended.tasks}
         ends = [end for end in srun.step.reports.ends() if end.task not in told]

@@ -219,6 +219,7 @@ class Running:
 
     code = 0
     reports = StepReports("")
+    parts = ()
     main = None
 
     def __init__(self, looks: int) -> None:

@@ -254,10 +254,12 @@ class Controller:
         settings = self._config.detect
         late_after = min(self._config.agent.beat + LATE_SECONDS, settings.silent_after)
         silences = self.registry.silences(late_after, settings.silent_after, NEW_SILENCE_SECONDS)
+        # Those that have only missed a beat were heard since then.
+        heard_at = self._clock.monotonic() - settings.silent_after
         for name in silences.late[:LATE_AT_ONCE]:
             place = self.inbox.place_of(name)
             if place is not None:
-                self._prober.request_early(name, place.address, place.port)
+                self._prober.request_early(name, place.address, place.port, heard_at)
         return silences._replace(next_in=max(silences.next_in, LEAST_WAIT_SECONDS))
 
     def _cause(self, silences: Silences, began: float) -> RoundCause:

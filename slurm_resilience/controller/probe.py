@@ -21,7 +21,7 @@ MAX_ANSWERS = 128
 MIN_PAUSE_SECONDS, GROWTH = 0.25, 0.1
 """Between two probes of a node: at least so long, and this share of its series' age."""
 SERIES_END_SECONDS = 60.0
-"""Without a probe for this long, the next one begins a new series."""
+"""Without a probe for this long, the next one begins a new series. A beat ends one as well."""
 PROBES_AT_ONCE = 256
 """Each may wait for `detect.probe_timeout`. 500 nodes that fall silent together are then probed
 twice within seconds, so that supervised jobs leave them about as soon as a single one."""
@@ -149,31 +149,48 @@ class Prober:
         them, and few have changed."""
         self.done = threading.Event()
 
-    def request_early(self, node: str, address: str, port: int) -> None:
+    def request_early(self, node: str, address: str, port: int, heard_at: float) -> None:
         """Probe a node that has only missed a beat: whatever the answer, no round is begun by
         it."""
-        self._request(node, address, port, False, True)
+        self._request(node, address, port, heard_at, False, True)
 
-    def request(self, node: str, address: str, port: int, is_urgent: bool = False) -> None:
+    def request(
+        self, node: str, address: str, port: int, heard_at: float, is_urgent: bool = False
+    ) -> None:
         """Probe a node, unless that is under way or was done just now.
 
         A refusal comes back in microseconds. The longer a node has been probed, the less often it
         is: the answers kept then reach back far enough for ``detect.refused_after``. An urgent one
         waits for nothing.
-        """
-        self._request(node, address, port, is_urgent, False)
 
-    def _request(self, node: str, address: str, port: int, is_urgent: bool, is_early: bool) -> None:
+        Args:
+            node: its name.
+            address: where its slurmd listens.
+            port: slurmd's.
+            heard_at: when its sresd was heard last (monotonic): what was answered before belongs
+                to an earlier silence, and slows no new one down.
+            is_urgent: now, however often it was probed.
+        """
+        self._request(node, address, port, heard_at, is_urgent, False)
+
+    def _request(
+        self,
+        node: str,
+        address: str,
+        port: int,
+        heard_at: float,
+        is_urgent: bool,
+        is_early: bool,
+    ) -> None:
         with self._lock:
-            known = self._results.get(node)
-            if known:
-                now = self._clock.monotonic()
-                if now - known[-1].ended > SERIES_END_SECONDS:
-                    known.clear()
-                    self._show(node)
-                elif not is_urgent and now - known[-1].ended < max(
-                    MIN_PAUSE_SECONDS, GROWTH * (now - known[0].started)
-                ):
+            known, now = self._results[node], self._clock.monotonic()
+            is_over = known and now - known[-1].ended > SERIES_END_SECONDS
+            if is_over or (known and known[-1].started < heard_at):
+                known.clear()
+                self._show(node)
+            elif known and not is_urgent:
+                pause = max(MIN_PAUSE_SECONDS, GROWTH * (now - known[0].started))
+                if now - known[-1].ended < pause:
                     return
             if node in self._flying:
                 return

@@ -84,7 +84,9 @@ class TestProber(Prober):
         self.answers: dict[str, tuple[ProbeResult, ...]] = {}
         self.living: set[str] = set()
 
-    def request(self, node: str, address: str, port: int, is_urgent: bool = False) -> None:
+    def request(
+        self, node: str, address: str, port: int, heard_at: float, is_urgent: bool = False
+    ) -> None:
         self.asked.append(node)
         if is_urgent:
             self._try(node)

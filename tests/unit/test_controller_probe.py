@@ -13,6 +13,7 @@ from worlds import FakeClock
 from slurm_resilience.clock import SystemClock
 from slurm_resilience.controller import probe as probe_module
 from slurm_resilience.controller.probe import (
+    MIN_PAUSE_SECONDS,
     SERIES_END_SECONDS,
     AddressBook,
     Answered,
@@ -139,14 +140,34 @@ def test_the_last_answer_outlives_its_series() -> None:
     clock = FakeClock()
     dialer = Answering(clock)
     prober = Prober(clock, 1.0, dialer)
-    prober.request("n1", "192.0.2.1", 6818)
     lived_at = clock.monotonic()
+    prober.request("n1", "192.0.2.1", 6818, lived_at)
     dialer.says = "silent"
     for seconds in (SERIES_END_SECONDS + 1.0, 1.0):
         clock.pass_time(seconds)
-        prober.request("n1", "192.0.2.1", 6818)
+        prober.request("n1", "192.0.2.1", 6818, lived_at)
     tried = prober.results()["n1"]
     assert [result.answer for result in tried] == ["answered", "silent", "silent"]
     assert tried[0].started == lived_at
     prober.forget("n1")
     assert prober.results() == {}
+
+
+def test_an_earlier_silence_slows_no_probe_of_the_next_one() -> None:
+    """A node that dies again within a minute of its return was found dead seconds late."""
+    clock = FakeClock()
+    dialer = Answering(clock)
+    dialer.says = "silent"
+    prober = Prober(clock, 1.0, dialer)
+    fell_silent = clock.monotonic()
+    for _ in range(30):
+        prober.request("n1", "192.0.2.1", 6818, fell_silent)
+        clock.pass_time(1.0)
+    again = clock.monotonic()
+    prober.request("n1", "192.0.2.1", 6818, again)
+    clock.pass_time(2 * MIN_PAUSE_SECONDS)
+    prober.request("n1", "192.0.2.1", 6818, again)
+    assert [result.started for result in prober.results()["n1"]] == [
+        again,
+        again + 2 * MIN_PAUSE_SECONDS,
+    ]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import sqlite3
 from collections.abc import Mapping
 from typing import Literal
@@ -73,15 +74,19 @@ class NodeActs:
         """The nodes that jobs have left by acts of one cycle, with its observation."""
 
     def probe(self, snapshot: ClusterSnapshot, action: ProbeNode) -> None:
-        node = snapshot.nodes[action.node]
-        self._prober.request(node.name, node.address, node.port, action.is_urgent)
+        self._probe(snapshot, action.node, action.is_urgent)
+
+    def _probe(self, snapshot: ClusterSnapshot, name: str, is_urgent: bool) -> None:
+        node, agent = snapshot.nodes[name], snapshot.agents.get(name)
+        heard_at = agent.heard_at if agent is not None else -math.inf
+        self._prober.request(name, node.address, node.port, heard_at, is_urgent)
 
     def mark(self, snapshot: ClusterSnapshot, action: MarkNode) -> None:
         """Take a node out of service, unless it has changed since it was observed."""
         seen = snapshot.nodes[action.node]
         if action.kind == "dead":
             # Nothing waits for it: a machine that lives answers before Slurm does.
-            self._prober.request(seen.name, seen.address, seen.port, is_urgent=True)
+            self._probe(snapshot, seen.name, is_urgent=True)
         node = self._client.node(action.node)
         if not self._is_as_seen(snapshot, node, seen):
             reason = node.reason or "no reason"

@@ -84,6 +84,7 @@ PINNED: dict[int, str] = {
     1000085: "Slurm took a person's reason away as it powered the node up, and not the drain",
     1005113: "three alarms of spares, each for an act of a person, counted as a flood",
     2001250: "a sresd that was stopped for an upgrade was expected on the node's next boot",
+    2001502: "a job that ended for good, beside dead nodes, counted as one that begins again",
     961236: "a job was given nodes, and its supervisor said nothing of them",
 }
 """Hours of six faults, as a campaign has them, in which a rule was broken once, and why."""

@@ -219,7 +219,8 @@ def _is_recovering(snapshot: ClusterSnapshot, dead: Collection[str]) -> bool:
         if job.state == "RUNNING" and is_short and not job.is_stranded:
             return True
         held = {*job.all_nodes, *entry.lost}
-        if job.state == "COMPLETING" and any(_is_gone(snapshot, dead, name) for name in held):
+        may_run_again = job.state == "COMPLETING" and job.is_batch and job.requeue
+        if may_run_again and any(_is_gone(snapshot, dead, name) for name in held):
             return True
     return False
 

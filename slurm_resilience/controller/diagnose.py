@@ -120,6 +120,8 @@ class NodeCase(msgspec.Struct, frozen=True, gc=False):
     slurm_users: Collection[str] = SLURM_USERS
     can_reset: bool = False
     """GPUs are reset here; else a reboot does it as well."""
+    was_kept: bool = False
+    """A person kept it out of service when it was last looked at."""
 
     @property
     def is_occupied(self) -> bool:
@@ -154,7 +156,8 @@ def diagnose(snapshot: ClusterSnapshot, config: Config) -> Mapping[str, NodeDiag
             # Nearly every node of a large cluster, in every round: only the last rules answer.
             diagnoses[name] = life
             continue
-        case = NodeCase(node, agent, life, found, site.slurm_users, site.can_reset)
+        was_kept = name in snapshot.memory.kept
+        case = NodeCase(node, agent, life, found, site.slurm_users, site.can_reset, was_kept)
         diagnoses[name] = next(answer for rule in RULES if (answer := rule(case)) is not None)
     if not has_calm(snapshot.nodes):
         return diagnoses
@@ -215,12 +218,13 @@ def _requested(case: NodeCase) -> NodeDiagnosis | None:
 
 def _kept_by_a_person(case: NodeCase) -> NodeDiagnosis | None:
     node = case.node
-    if not (is_out_of_service(node) and is_a_persons(node, case.slurm_users)):
+    is_persons = is_out_of_service(node) and is_a_persons(node, case.slurm_users)
+    if not (is_persons or (case.was_kept and has_lost_reason(node))):
         return None
     if case.has_died_with_jobs:
         # Its jobs must be freed, its reason stays: no action, so it is not replaced. Without jobs
         # there is nothing to do: people power off what they have drained.
-        text = f"{case.life.reason}; kept out: {node.reason}"
+        text = f"{case.life.reason}; {_held(node)}"
         return msgspec.structs.replace(case.life, action="", reason=text)
     return case.is_("held", _held(node), probe=case.life.probe and case.is_occupied)
 
@@ -365,6 +369,12 @@ def is_kept_by_a_person(node: Node, slurm_users: Collection[str] = SLURM_USERS) 
     return is_out_of_service(node) and is_persons and not node.requested_action
 
 
+def has_lost_reason(node: Node) -> bool:
+    """Tell whether a node is drained or failing for no reason: Slurm takes the Reason away as it
+    powers the node up, and a person who answers would resume it."""
+    return (node.is_drain or node.is_fail) and not node.reason
+
+
 def is_kept_instead(node: Node, action: str, slurm_users: Collection[str] = SLURM_USERS) -> bool:
     """Tell whether a person put a reason in the place of this request.
 
@@ -382,6 +392,8 @@ def _held(node: Node) -> str:
             f"reason {node.reason!r} is not {node.near_miss!r}, so nothing is done; write exactly "
             f"{node.near_miss}"
         )
+    if not node.reason:
+        return "kept out by a person, whose reason Slurm has taken away as it powered the node up"
     return f"kept out by {node.reason_by or 'an administrator'}: {node.reason}"
 
 

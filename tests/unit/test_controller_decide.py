@@ -868,6 +868,16 @@ def test_a_node_whose_reason_slurm_has_taken_away_stays_a_persons(flag: str) -> 
     assert actions(world(powered_up, agents=(SICK,), at_rest=(held,)), act.MarkNode) == []
 
 
+@pytest.mark.parametrize("flag", ["DRAIN", "FAIL"])
+def test_so_it_does_without_an_incident(flag: str) -> None:
+    powered_up = node(state=f"IDLE+{flag}")
+    seen = world(powered_up, agents=(SICK,))
+    kept = msgspec.structs.replace(seen, memory=JournalMemory(kept=frozenset({"n1"})))
+    assert actions(seen, act.MarkNode) != []
+    assert actions(kept, act.NoteKept) == []
+    assert actions(kept, act.MarkNode) == []
+
+
 def test_a_persons_resume_holds_in_the_same_cycle() -> None:
     held = incident(state=NodeState.HELD, kind="sick")
     seen = world(node(), agents=(SICK,), at_rest=(held,))

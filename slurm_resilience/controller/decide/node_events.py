@@ -37,6 +37,7 @@ from slurm_resilience.controller.decide.node_validation import (
 )
 from slurm_resilience.controller.diagnose import (
     NodeDiagnosis,
+    has_lost_reason,
     is_kept_by_a_person,
     is_kept_instead,
     is_out_of_service,
@@ -77,15 +78,9 @@ def leave_rest(snapshot: ClusterSnapshot) -> Iterator[Transition]:
             elif not is_out_of_service(node):
                 text = f"{node.state}: {REASON_GONE}"
                 yield _move(incident, NodeEvent.RELEASED, text)
-        elif not (is_kept or is_requested or _has_lost_reason(node)):
+        elif not (is_kept or is_requested or has_lost_reason(node)):
             text = f"{node.state}: no person keeps the node any more"
             yield _move(incident, NodeEvent.RELEASED, text)
-
-
-def _has_lost_reason(node: Node) -> bool:
-    """Tell whether a node is drained or failing for no reason: Slurm takes the Reason away as it
-    powers the node up, and a person who answers would resume it."""
-    return (node.is_drain or node.is_fail) and not node.reason
 
 
 def answers_of_keepers(snapshot: ClusterSnapshot) -> Iterator[NoteKept | NoteAnswered]:
@@ -99,7 +94,8 @@ def answers_of_keepers(snapshot: ClusterSnapshot) -> Iterator[NoteKept | NoteAns
         if not (is_out or name in kept) or (not is_out and _is_awaited(snapshot, name)):
             continue
         is_free = is_out and name not in known
-        is_kept = is_free and is_kept_by_a_person(node, snapshot.site.slurm_users)
+        is_persons = is_kept_by_a_person(node, snapshot.site.slurm_users)
+        is_kept = is_free and (is_persons or (name in kept and has_lost_reason(node)))
         agent = snapshot.agents.get(name)
         if name in kept and not is_out and agent is not None:
             # First: what is cut off after the next note would never be written.

@@ -36,7 +36,7 @@ ANSWERS_SECONDS = 10.0
 """A node that has answered probes for so long is known to live."""
 STALE_SECONDS = 1.0
 """An act may rest on a look that is so old."""
-NOTICED_SECONDS = 20.0
+NOTICED_SECONDS = 60.0
 """A dead or sick node is noticed within this time, if nothing keeps sresctld from it."""
 LONGEST_ACT_SECONDS = 40.0
 """An act may end that was begun before sresctld was told to halt: some calls of a slow Slurm."""

@@ -458,8 +458,9 @@ class ClusterRules:
         for incident in incidents:
             if now - self._written.opened.get(incident.id, 0.0) < NOTICED_SECONDS:
                 continue  # the breaker has only just let it through
-            if len(lately) >= replace.max_per_hour:
-                waiting.add(incident.node)  # for the hour's end
+            # For the hour's end, or until this machine is known not to be what is cut off.
+            if len(lately) >= replace.max_per_hour or self._hears_none():
+                waiting.add(incident.node)
                 continue
             self.break_rule(
                 ClusterRule.AS_IT_SHOULD_BE,

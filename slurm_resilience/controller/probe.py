@@ -21,7 +21,8 @@ MAX_ANSWERS = 128
 MIN_PAUSE_SECONDS, GROWTH = 0.25, 0.1
 """Between two probes of a node: at least so long, and this share of its series' age."""
 SERIES_END_SECONDS = 60.0
-"""Without a probe for this long, the next one begins a new series. A beat ends one as well."""
+"""Without a probe for this long, the next one begins a new series. A beat ends one as well, and
+a time in which no node was heard."""
 PROBES_AT_ONCE = 256
 """Each may wait for `detect.probe_timeout`. 500 nodes that fall silent together are then probed
 twice within seconds, so that supervised jobs leave them about as soon as a single one."""
@@ -149,13 +150,13 @@ class Prober:
         them, and few have changed."""
         self.done = threading.Event()
 
-    def request_early(self, node: str, address: str, port: int, heard_at: float) -> None:
+    def request_early(self, node: str, address: str, port: int, since: float) -> None:
         """Probe a node that has only missed a beat: whatever the answer, no round is begun by
         it."""
-        self._request(node, address, port, heard_at, False, True)
+        self._request(node, address, port, since, False, True)
 
     def request(
-        self, node: str, address: str, port: int, heard_at: float, is_urgent: bool = False
+        self, node: str, address: str, port: int, since: float, is_urgent: bool = False
     ) -> None:
         """Probe a node, unless that is under way or was done just now.
 
@@ -167,25 +168,26 @@ class Prober:
             node: its name.
             address: where its slurmd listens.
             port: slurmd's.
-            heard_at: when its sresd was heard last (monotonic): what was answered before belongs
-                to an earlier silence, and slows no new one down.
+            since: when its sresd was heard last, or all of them again after a time in which none
+                was (monotonic): what was answered before belongs to another silence, and slows
+                this one's probes no more.
             is_urgent: now, however often it was probed.
         """
-        self._request(node, address, port, heard_at, is_urgent, False)
+        self._request(node, address, port, since, is_urgent, False)
 
     def _request(
         self,
         node: str,
         address: str,
         port: int,
-        heard_at: float,
+        since: float,
         is_urgent: bool,
         is_early: bool,
     ) -> None:
         with self._lock:
             known, now = self._results[node], self._clock.monotonic()
             is_over = known and now - known[-1].ended > SERIES_END_SECONDS
-            if is_over or (known and known[-1].started < heard_at):
+            if is_over or (known and known[-1].started < since):
                 known.clear()
                 self._show(node)
             elif known and not is_urgent:

@@ -85,7 +85,7 @@ class TestProber(Prober):
         self.living: set[str] = set()
 
     def request(
-        self, node: str, address: str, port: int, heard_at: float, is_urgent: bool = False
+        self, node: str, address: str, port: int, since: float, is_urgent: bool = False
     ) -> None:
         self.asked.append(node)
         if is_urgent:

@@ -78,8 +78,9 @@ class NodeActs:
 
     def _probe(self, snapshot: ClusterSnapshot, name: str, is_urgent: bool) -> None:
         node, agent = snapshot.nodes[name], snapshot.agents.get(name)
-        heard_at = agent.heard_at if agent is not None else -math.inf
-        self._prober.request(name, node.address, node.port, heard_at, is_urgent)
+        # Silence from before the other nodes were heard again counts no more.
+        since = max(snapshot.heard.since, agent.heard_at if agent is not None else -math.inf)
+        self._prober.request(name, node.address, node.port, since, is_urgent)
 
     def mark(self, snapshot: ClusterSnapshot, action: MarkNode) -> None:
         """Take a node out of service, unless it has changed since it was observed."""

@@ -27,6 +27,9 @@
 /* How the supervisor gives --sres-report to its srun: other users can read a command line. */
 #define REPORT_FROM_SUPERVISOR "SLURM_SPANK__SLURM_SPANK_OPTION_sres_sres_report"
 
+/* Tells the supervisor this plugin's protocol, so that it need not read `srun --help` for it. */
+#define PLUGIN_TO_SUPERVISOR "SRES_PLUGIN"
+
 static struct sres_config config;
 /* Options that only mean something with --auto-resume=1. */
 static const struct {
@@ -301,6 +304,8 @@ static void become_supervisor(void)
 
 	unsetenv(OPTION_FOR_TASKS);
 	unset_more(MORE_FOR_TASKS);
+	if (setenv(PLUGIN_TO_SUPERVISOR, SRES_TEXT(SRES_PROTOCOL), 1) != 0)
+		goto fail;
 	/* srun has blocked INT, TERM, HUP and more by now, and a blocked mask outlives execv. */
 	sigemptyset(&none);
 	if (sigprocmask(SIG_SETMASK, &none, NULL) != 0)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import secrets
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Protocol
@@ -103,13 +102,13 @@ class SharedDirectory:
             raise UsageError(f"{self.path}: no secret: {error.strerror}") from None
 
     def _shared(self) -> bytes:
-        own = self.path / f".secret-{os.getpid()}-{secrets.token_hex(4)}"
+        own = self.path / f".secret-{os.getpid()}-{os.urandom(4).hex()}"
         target = self.path / "secret"
         # Linked, not renamed: the first one wins, and half of it is never read.
         if not target.exists():
             descriptor = os.open(own, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
             with os.fdopen(descriptor, "w") as file:
-                file.write(secrets.token_hex(32))
+                file.write(os.urandom(32).hex())
             with contextlib.suppress(FileExistsError):
                 os.link(own, target)
             own.unlink()
@@ -209,7 +208,7 @@ class SingleProcess(_NothingWritten):
     """A world of one: no other is looked for, and nothing is written down."""
 
     def __init__(self) -> None:
-        self._secret = secrets.token_bytes(32)
+        self._secret = os.urandom(32)
 
     def secret(self) -> bytes:
         return self._secret

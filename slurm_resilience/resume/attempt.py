@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import json
 import os
 import stat
 from pathlib import Path
@@ -107,6 +106,8 @@ def report(step: int, **details: object) -> None:
     if not directory or (os.environ.get("SRES_TOKEN") and not token()):
         return
     own = Path(directory) / f"{PROGRESS}.{os.getpid()}"
+    import json  # late, as below
+
     text = json.dumps({"step": int(step), "token": token()} | details, default=str)
     with contextlib.suppress(OSError):
         own.write_text(text, encoding="utf-8")
@@ -153,6 +154,8 @@ def read_progress(directory: str) -> int:
     """Return the last reported step; -1 when there is none, or none that can be understood."""
     try:
         text = read_file(Path(directory) / PROGRESS, MAX_PROGRESS_BYTES)
+        import json  # late: most steps have told nothing when this is first asked
+
         step = int(json.loads(text)["step"])
     except (OSError, ValueError, KeyError, TypeError, OverflowError, RecursionError):
         return -1  # the program writes it: there may be anything

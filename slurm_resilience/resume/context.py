@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+
+import msgspec
 
 from slurm_resilience.clock import Clock
 from slurm_resilience.config import ResumeSettings
@@ -21,8 +22,7 @@ from slurm_resilience.resume.supervisor_link import SupervisorLink
 from slurm_resilience.slurm.client import SlurmClient
 
 
-@dataclass(frozen=True)
-class SupervisorContext:
+class SupervisorContext(msgspec.Struct, frozen=True):
     """Collaborators and settings of one supervised srun."""
 
     clock: Clock
@@ -42,9 +42,9 @@ class SupervisorContext:
     standard_input: StandardInput
     host: str
     """This machine's name as Slurm shows it at a step (`SrunHost:Pid`)."""
-    reports: TaskReports = field(default_factory=TaskReports)
+    reports: TaskReports = msgspec.field(default_factory=TaskReports)
     """The words of slurmstepd on the tasks."""
-    host_calls: HostCalls = field(default_factory=HostCalls)
+    host_calls: HostCalls = msgspec.field(default_factory=HostCalls)
 
     def user_ended(self, step: SrunStep, stopped_by_us: bool) -> str:
         """Return the name of the user's signal that ended this step; empty: none did.

@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
-import shutil
 import stat
 from pathlib import Path
 
@@ -223,7 +222,7 @@ def revoke_older(base: Path, job: int, own: str, restarts: int) -> None:
                 token = _read(directory / attempt.FENCE).split(".")
                 earlier = len(token) == 3 and token[1] != str(restarts)
                 if str(directory) != own and earlier:
-                    shutil.rmtree(directory, ignore_errors=True)
+                    _remove_tree(directory)
 
 
 def raise_fence(directory: str, token: str) -> str:
@@ -286,10 +285,16 @@ def holds(directory: str, token: str) -> bool:
 def remove(directory: str) -> None:
     """Forbid all tasks of the step to write, and remove what is ours."""
     if directory:
-        shutil.rmtree(directory, ignore_errors=True)
+        _remove_tree(Path(directory))
         with contextlib.suppress(OSError):  # another's directory is in it
             Path(directory).parent.rmdir()
             Path(directory).parent.parent.rmdir()
+
+
+def _remove_tree(directory: Path) -> None:
+    import shutil  # late: no step waits for it
+
+    shutil.rmtree(directory, ignore_errors=True)
 
 
 def _read(path: Path) -> str:

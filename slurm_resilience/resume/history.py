@@ -7,10 +7,10 @@ program has ended for good. Where it cannot be written, the history lasts as lon
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import os
 import re
 import stat
+import zlib
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -91,7 +91,7 @@ class AttemptHistory:
         self._folder = folder
         self._restarts = restarts
         self._supervisor = os.getpid() if supervisor is None else supervisor
-        key = hashlib.sha256("\0".join(words).encode("utf-8", "surrogateescape")).hexdigest()[:12]
+        key = f"{zlib.crc32(os.fsencode(chr(0).join(words))):08x}"
         self._prefix = f"job-{job}-{key}-"
         self.attempts: list[PastAttempt] = []
 

@@ -7,10 +7,8 @@ the program.
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import select
-import textwrap
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -96,6 +94,8 @@ def fold_line(text: str, width: int) -> list[str]:
     if len(text) <= width or width < 2 * len(_TITLE) or text.startswith("─"):
         return [text]
     # Blanks stay as they are, in the title and in what people gave a name.
+    import textwrap  # late: few lines are longer than a terminal is wide
+
     return textwrap.wrap(
         text,
         width,
@@ -263,6 +263,8 @@ class EventLog:
         """Append an event, with the time; once the file cannot be written, nothing any more."""
         if self._path is None:
             return
+        import json  # late: few ask for events; not msgspec, which writes no blank behind a colon
+
         line = json.dumps({"at": self._clock.now(), "event": event} | data)
         try:
             with self._path.open("a", encoding="utf-8") as file:

@@ -47,7 +47,7 @@ class StepLayout:
         self._interval = FIRST_LOOK_SECONDS
         # Slurm cannot show it yet. Where slurmstepd tells of the tasks, its word has us look.
         wait = FIRST_LOOK_SECONDS if step.reports.target else 0.0
-        self._next_look = context.clock.monotonic() + wait
+        self._first_look = self._next_look = context.clock.monotonic() + wait
         self._was_told = False
 
     def pause(self, longest: float) -> float:
@@ -97,9 +97,12 @@ class StepLayout:
         return shown.tasks // nodes if shown.tasks % nodes == 0 else 0
 
     def _ask(self, now: float) -> None:
-        # The first word from a task comes when Slurm shows the step for certain.
+        # The first word from a task comes when Slurm shows the step for certain. In its first
+        # moment a first attempt has the time: a short step is over before anything is asked.
         told = bool(self._step.reports.nodes())
-        if self._shown is not None or (now < self._next_look and told == self._was_told):
+        is_early = self._planned.number == 1 and now < self._first_look
+        is_news = told != self._was_told and not is_early
+        if self._shown is not None or (now < self._next_look and not is_news):
             return
         self._was_told = told
         context = self._context

@@ -12,12 +12,11 @@ import select
 import socket
 import threading
 from collections.abc import Iterable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from slurm_resilience.clock import SYSTEM_CLOCK
 from slurm_resilience.errors import SresError
 from slurm_resilience.resume import report
-from slurm_resilience.wire.client import Connection
 from slurm_resilience.wire.messages import (
     AttemptStarted,
     Evidence,
@@ -28,6 +27,9 @@ from slurm_resilience.wire.messages import (
     Status,
     StatusRequest,
 )
+
+if TYPE_CHECKING:
+    from slurm_resilience.wire.client import Connection
 
 FAULTY = ("dead", "sick", "requested")
 """Verdicts on nodes that must be left."""
@@ -220,6 +222,8 @@ class SupervisorLink:
         Raises:
             SresError: sresctld does not answer.
         """
+        from slurm_resilience.wire.client import Connection  # late, as below
+
         with Connection.open(
             *self._addresses.present,
             "query",
@@ -243,6 +247,9 @@ class SupervisorLink:
             return suspects
 
     def _run(self) -> None:
+        # Late: these modules are loaded while the step is prepared.
+        from slurm_resilience.wire.client import Connection
+
         pause = FIRST_RETRY_SECONDS
         while not self._stop.is_set():
             try:

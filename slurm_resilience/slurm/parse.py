@@ -12,7 +12,6 @@ import math
 import re
 from collections.abc import Callable, Iterator
 from collections.abc import Set as AbstractSet
-from dataclasses import dataclass
 from typing import NamedTuple
 
 from slurm_resilience.errors import SlurmError
@@ -147,8 +146,7 @@ def _fields(text: str, known: AbstractSet[str]) -> Iterator[tuple[str, str]]:
         yield mark[1], text[mark.end() : end]
 
 
-@dataclass(frozen=True)
-class _Reason:
+class _Reason(NamedTuple):
     text: str = ""
     by: str = ""
     at: str = ""
@@ -445,9 +443,10 @@ def own_name(text: str, job_id: int) -> str:
     return ""
 
 
-_STEP = re.compile(r"StepId=(?P<job>\d+(?:_\d+)?)(?:\+\d+)?\.(?P<step>\S+) ")
-_STEP_NODES = re.compile(r" NodeList=(?P<nodes>\S+) Nodes=(?:\d+ CPUs=\d+ Tasks=(?P<tasks>\d+) )?")
-_STEP_SRUN = re.compile(r" SrunHost:Pid=(?P<host>[^ :]+):(?P<pid>\d+)")
+# They are compiled when they are needed: no supervised step waits for it.
+_STEP = r"StepId=(?P<job>\d+(?:_\d+)?)(?:\+\d+)?\.(?P<step>\S+) "
+_STEP_NODES = r" NodeList=(?P<nodes>\S+) Nodes=(?:\d+ CPUs=\d+ Tasks=(?P<tasks>\d+) )?"
+_STEP_SRUN = r" SrunHost:Pid=(?P<host>[^ :]+):(?P<pid>\d+)"
 
 
 def steps(text: str, job_id: int, name: str = "") -> tuple[StepInfo, ...]:
@@ -467,11 +466,11 @@ def steps(text: str, job_id: int, name: str = "") -> tuple[StepInfo, ...]:
 
     def each() -> Iterator[StepInfo]:
         for record in records:
-            head = _STEP.match(record)
+            head = re.match(_STEP, record)
             if not head or head["job"] != name:
                 continue
-            where = _STEP_NODES.search(record)
-            srun = list(_STEP_SRUN.finditer(record))
+            where = re.search(_STEP_NODES, record)
+            srun = list(re.finditer(_STEP_SRUN, record))
             nodelist = _clean(where["nodes"]) if where else ""
             yield StepInfo(
                 job=job_id,

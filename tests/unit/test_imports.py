@@ -176,7 +176,7 @@ def test_it_starts_without_torch(module: str) -> None:
     subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
 
 
-SUPERVISOR = f"import {HOME}.resume.supervisor; from {HOME}.resume import main"
+SUPERVISOR = f"import {HOME}.resume.supervisor; from {HOME}.resume.call import call_check, start"
 FOR_FAULTS = (
     "difflib",
     "statistics",
@@ -197,7 +197,8 @@ def loaded_by(code: str) -> set[str]:
 
 def test_no_step_waits_for_what_only_a_fault_needs() -> None:
     loaded = loaded_by(SUPERVISOR)
-    assert [name for name in loaded if within(name, *FOR_FAULTS, "asyncio", "click", "rich")] == []
+    slow = ("asyncio", "click", "concurrent", "dataclasses", "hashlib", "json", "rich", "shutil")
+    assert [name for name in loaded if within(name, *FOR_FAULTS, *slow)] == []
 
 
 def test_a_supervisor_loads_all_of_itself_soon_after_the_start() -> None:
@@ -213,7 +214,7 @@ def test_a_supervisor_loads_all_of_itself_soon_after_the_start() -> None:
         if PACKAGE.parent.joinpath(*name.split(".")).with_suffix(".py").exists()
     }
     assert set(FOR_FAULTS) & late
-    assert late - loaded_by(f"{SUPERVISOR}; main.load_late()") == set()
+    assert late - loaded_by(f"{SUPERVISOR}; start.load_late()") == set()
 
 
 def test_public_rooms_of_training_have_no_lazy_names() -> None:

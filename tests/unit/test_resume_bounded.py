@@ -21,6 +21,7 @@ from slurm_resilience.resume import recovery
 from slurm_resilience.resume.allocation import allocation as allocation_module
 from slurm_resilience.resume.allocation import swap
 from slurm_resilience.resume.allocation.allocation import Allocation
+from slurm_resilience.resume.call import start
 from slurm_resilience.resume.decide.classify import Cause, Ending
 from slurm_resilience.resume.first_step import plan_attempt
 from slurm_resilience.resume.live_step import node_search
@@ -332,7 +333,7 @@ def test_a_user_without_processes_left_reads_one_line(
     def supervise(*_: object) -> int:
         raise error
 
-    monkeypatch.setattr(main_module, "supervise", supervise)
+    monkeypatch.setattr(start, "supervise", supervise)
     assert main_module.run("/usr/bin/srun", ["true"]) == SresError.exit_code
     told = capfd.readouterr().err
     assert "ulimit -u" in told and "nothing was started" in told and told.count("\n") == 1

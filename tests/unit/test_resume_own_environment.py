@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from slurm_resilience.config import Config
-from slurm_resilience.resume.main import _client
+from slurm_resilience.resume.call.start import _client
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from slurm_resilience.errors import UsageError
-from slurm_resilience.resume.own_marker import MARKER, is_called_back, own_marker
+from slurm_resilience.resume.call.own_marker import MARKER, is_called_back, own_marker
 from slurm_resilience.resume.srun.srun_options import CALLS_BACK
 
 CLI = f"{sys.executable} -m slurm_resilience.cli.main"

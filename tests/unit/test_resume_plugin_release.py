@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
+import msgspec
 import pytest
 
-from slurm_resilience.resume.main import _has_plugin
+from slurm_resilience.resume.call.call_check import _has_plugin
 from slurm_resilience.resume.srun.env_option import PROTOCOL
 from slurm_resilience.resume.srun.srun_options import BUILTIN, parse_help, plugin_protocol
 
@@ -31,7 +30,7 @@ def test_only_a_plugin_of_the_same_protocol_is_used(
 ) -> None:
     text = HELP.format(mark=mark)
     assert plugin_protocol(text) == protocol
-    table = replace(BUILTIN.extended(parse_help(text)), plugin_protocol=protocol)
+    table = msgspec.structs.replace(BUILTIN.extended(parse_help(text)), plugin_protocol=protocol)
     assert _has_plugin(table) is used
     said = capfd.readouterr().err
     assert said.count("\n") == lines

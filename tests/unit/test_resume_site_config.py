@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
 from slurm_resilience import config
 from slurm_resilience.errors import ConfigError
-from slurm_resilience.resume.main import _config
+from slurm_resilience.resume.call.start import read_config
 
 
 @pytest.mark.parametrize("text", ["[resume]\ngrase = 3.0", "[resume]\ngrace = 3.0"])
@@ -22,12 +21,11 @@ def test_a_typo_in_the_sites_file_fails_no_job(
     is_typo = "grase" in text
     monkeypatch.setattr(config, "DEFAULT_PATH", file)
     monkeypatch.delenv("SRES_CONFIG", raising=False)
-    with ThreadPoolExecutor(1) as pool:
-        used = _config(pool.submit(config.load), {})
-        assert used.resume.grace == (10.0 if is_typo else 3.0)
-        said = capfd.readouterr().err
-        assert said.count("\n") == is_typo
-        assert ("unknown key 'resume.grase'" in said) is is_typo
-        if is_typo:
-            with pytest.raises(ConfigError):
-                _config(pool.submit(config.load, file), {"SRES_CONFIG": str(file)})
+    used = read_config({})
+    assert used.resume.grace == (10.0 if is_typo else 3.0)
+    said = capfd.readouterr().err
+    assert said.count("\n") == is_typo
+    assert ("unknown key 'resume.grase'" in said) is is_typo
+    if is_typo:
+        with pytest.raises(ConfigError):
+            read_config({"SRES_CONFIG": str(file)})

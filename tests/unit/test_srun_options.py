@@ -20,6 +20,7 @@ from slurm_resilience.resume.srun.srun_options import (
     parse_help,
     read_table,
     split,
+    table_without_help,
 )
 
 HELP = """\
@@ -263,3 +264,23 @@ def test_an_srun_that_tells(tmp_path: Path) -> None:
     srun.write_text(f"#!/bin/sh\ncat <<'END'\n{HELP}END\n")
     srun.chmod(0o755)
     assert read_table(str(srun)).long("container-image").takes is Takes.VALUE
+
+
+@pytest.mark.parametrize(
+    ("line", "protocol", "known"),
+    [
+        ("--auto-resume=1 -N2 --ntasks=4 --overlap train --any=1", "2", True),
+        ("--auto-resume=1 -lN2 -c 4 train", "2", True),
+        ("--auto-resume=1 train", "", False),  # not the plugin has started it
+        ("--auto-res=1 train", "2", False),  # another option may begin so
+        ("--auto-resume=1 --container-image=x train", "2", False),  # a plugin's of the site
+        ("--auto-resume=1 -9 train", "2", False),
+    ],
+)
+def test_help_is_read_only_where_it_would_tell_more(line: str, protocol: str, known: bool) -> None:
+    table = table_without_help(line.split(), protocol)
+    assert (table is not None) is known
+    if table is not None:
+        assert table.plugin_protocol == int(protocol)
+        assert table.listed("auto-resume")
+        assert split(line.split(), table) == split(line.split(), TABLE)

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import threading
 from collections.abc import Collection, Iterable, Sequence
-from dataclasses import dataclass, field
 
 import msgspec
 
@@ -37,11 +35,10 @@ class Companion(msgspec.Struct, frozen=True):
     nodes: tuple[str, ...]
 
 
-@dataclass
-class Companions:
+class Companions(msgspec.Struct):
     """All that is known of a job's second allocations."""
 
-    held: list[Companion] = field(default_factory=list)
+    held: list[Companion] = msgspec.field(default_factory=list)
     """Those that the supervisor has got, in the order of their nodes' numbers."""
     supervisor: int = 0
     """Process number of the supervisor: it tells its companions from another one's."""
@@ -55,8 +52,7 @@ class Companions:
         return tuple(name for companion in self.held for name in companion.nodes)
 
 
-@dataclass
-class NodeTable:
+class NodeTable(msgspec.Struct):
     """Slurm's nodes as they were read last, in Slurm's order."""
 
     nodes: dict[str, Node]
@@ -182,7 +178,7 @@ class Allocation:
             try:
                 nodes = {node.name: node for node in self.client.nodes()}
                 now = self.clock.monotonic()
-                self._table = dataclasses.replace(self._table, nodes=nodes, read_at=now)
+                self._table = msgspec.structs.replace(self._table, nodes=nodes, read_at=now)
                 break
             except SlurmError:
                 if not left and not self._table.nodes:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping, Sequence, Set
-from dataclasses import dataclass
 from enum import Enum
 from typing import TYPE_CHECKING
 
@@ -71,8 +70,7 @@ class LastPart(msgspec.Struct, frozen=True):
     """Ended tasks of each step that were read before, by its number."""
 
 
-@dataclass(eq=False)
-class LiveSrun:
+class LiveSrun(msgspec.Struct, eq=False):
     """One step of the attempt."""
 
     step: SrunStep

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
 
 import msgspec
 
@@ -123,13 +122,12 @@ class SeatRecord(msgspec.Struct, frozen=True):
     """The training's newest step."""
 
 
-@dataclass
-class SeatHistory:
+class SeatHistory(msgspec.Struct):
     """All that was seen of each seat so far."""
 
-    _peers: dict[int, set[str]] = field(default_factory=dict)
-    _generations: dict[int, int] = field(default_factory=dict)
-    _incarnations: dict[int, int] = field(default_factory=dict)
+    _peers: dict[int, set[str]] = msgspec.field(default_factory=dict)
+    _generations: dict[int, int] = msgspec.field(default_factory=dict)
+    _incarnations: dict[int, int] = msgspec.field(default_factory=dict)
     _step: int = -1
     _newest: int = 0
     last_world: frozenset[int] = frozenset()

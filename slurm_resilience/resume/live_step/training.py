@@ -8,7 +8,6 @@ on when all are there. Here is all that the supervisor knows of either.
 from __future__ import annotations
 
 import contextlib
-import shutil
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -94,6 +93,8 @@ def forget(directory: str) -> None:
     if directory:
         for name in ("mesh*", "run", "left"):
             for path in Path(directory).glob(name):
+                import shutil  # late: there is nothing before the first attempt
+
                 shutil.rmtree(path, ignore_errors=True)
         for path in Path(directory).glob(f"{HOLD_PREFIX}*"):
             with contextlib.suppress(OSError):

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-import random
-import secrets
+import os
 import socket
 import threading
 from collections.abc import Callable, Sequence
@@ -46,7 +45,7 @@ class StepListener:
                     self._open(node_address)
             if self._socket is None:
                 return ""
-            self._token, self._take = secrets.token_hex(8), take
+            self._token, self._take = os.urandom(8).hex(), take
             return f"{self._address} {self._socket.getsockname()[1]} {self._token}"
 
     def _open(self, node_address: str) -> None:
@@ -69,6 +68,9 @@ class StepListener:
         if not self._ports:
             listening.bind((self._address, 0))
             return
+        # Late: few sites limit them, and no step waits for what it does not need.
+        import random
+
         for port in random.sample(self._ports, min(PORT_TRIES, len(self._ports))):
             with contextlib.suppress(OSError):
                 listening.bind((self._address, port))

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import socket
 import threading
-import traceback
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
@@ -79,6 +78,8 @@ class HostCalls:
 
     def show_bug(self) -> None:
         """Print the error that is being handled, with the way to it."""
+        import traceback  # late: few supervisors ever need it
+
         traceback.print_exc()
 
     def end_by(self, number: int) -> None:

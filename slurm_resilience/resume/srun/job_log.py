@@ -6,10 +6,13 @@ import os
 import stat
 from collections.abc import Mapping
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from slurm_resilience.resume.decide.signatures import Explanation, explain
 from slurm_resilience.resume.srun.output_files import shared_files
 from slurm_resilience.resume.srun.srun_options import SrunCommand
+
+if TYPE_CHECKING:
+    from slurm_resilience.resume.decide.signatures import Explanation
 
 READ_BYTES = 4 * 1024 * 1024
 """As much of the end of a longer log: a root lies close to the end."""
@@ -31,6 +34,9 @@ class JobLog:
 
     def explain(self) -> Explanation | None:
         """Return the cause that the log names; None: it names none, or cannot be read."""
+        # Late: no step waits for what only a failed one needs.
+        from slurm_resilience.resume.decide.signatures import explain
+
         for path, begins in self._begins.items():
             failures = list(explain(_lines(path, begins)))
             if failures:

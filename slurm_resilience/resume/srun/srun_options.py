@@ -9,18 +9,16 @@ attached (``--nice=5``, ``-K0``). Which options exist comes from ``BUILTIN`` and
 
 from __future__ import annotations
 
-import logging
 import os
 import re
 import subprocess
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
 from enum import Enum
 from functools import cached_property
 
-from slurm_resilience.errors import UsageError
+import msgspec
 
-log = logging.getLogger(__name__)
+from slurm_resilience.errors import UsageError
 
 HELP_SECONDS = 10.0
 CALLS_BACK = "is no srun: it starts the supervisor again"
@@ -38,8 +36,7 @@ class Takes(Enum):
     ATTACHED = "a value, when attached"
 
 
-@dataclass(frozen=True, slots=True)
-class OptionSpec:
+class OptionSpec(msgspec.Struct, frozen=True):
     """One option that srun knows."""
 
     name: str
@@ -54,8 +51,7 @@ class OptionSpec:
         return self.same_as or self.name
 
 
-@dataclass(frozen=True)
-class OptionTable:
+class OptionTable(msgspec.Struct, frozen=True, dict=True):
     """The options of one srun."""
 
     specs: tuple[OptionSpec, ...]
@@ -63,6 +59,8 @@ class OptionTable:
     """Names that this srun's --help lists."""
     plugin_protocol: int = 0
     """The number that our plugin in this srun tells; 0: it has none, or one that tells none."""
+    whole_names: bool = False
+    """No name may be shortened: what else begins so is not known."""
 
     def listed(self, name: str) -> bool:
         """Return whether this srun's own --help lists the option."""
@@ -81,6 +79,8 @@ class OptionTable:
         exact = self._by_name.get(name)
         if exact is not None:
             return exact
+        if self.whole_names:
+            raise UsageError(f"--{name} is not known without srun's own help")
         found = [s for s in self.specs if s.name.startswith(name) and not s.spelled_out]
         # Names of the same option do not make a beginning ambiguous.
         if len({spec.canonical for spec in found}) == 1:
@@ -102,7 +102,7 @@ class OptionTable:
         if any(word.startswith(f"--{MORE_THAN_THE_FLAG}") for word in args):
             return self
         kept = (spec for spec in self.specs if not spec.name.startswith(MORE_THAN_THE_FLAG))
-        return replace(self, specs=tuple(kept))
+        return msgspec.structs.replace(self, specs=tuple(kept))
 
     def extended(self, specs: Sequence[OptionSpec]) -> OptionTable:
         """Return this table with those of ``specs`` that it does not have; its own entries win."""
@@ -114,11 +114,10 @@ class OptionTable:
         )
         added = (spec for spec in specs if spec.name not in known)
         listed_names |= self.listed_names
-        return OptionTable((*kept, *added), listed_names, self.plugin_protocol)
+        return msgspec.structs.replace(self, specs=(*kept, *added), listed_names=listed_names)
 
 
-@dataclass(frozen=True, slots=True)
-class GivenOption:
+class GivenOption(msgspec.Struct, frozen=True):
     """One option as it was given. ``words`` are what srun is to be given for it."""
 
     name: str
@@ -132,8 +131,7 @@ class GivenOption:
         return bare != "" and bare in (self.name, self.short)
 
 
-@dataclass(frozen=True, slots=True)
-class SrunCommand:
+class SrunCommand(msgspec.Struct, frozen=True):
     """srun's arguments, taken apart. For a heterogeneous step: those of its first component; the
     others are part of ``program``."""
 
@@ -245,29 +243,52 @@ def _written(word: str) -> GivenOption:
 
 # Lines of --help begin with "  -n, --ntasks=N", "      --bb=<spec>" or "  -B  --extra-node-info=S";
 # what is indented deeper is explanation.
-_HELP_LINE = re.compile(
-    r"^ {2}(?:-(?P<short>\w),? +| {4})--(?P<name>\w[\w-]*)(?P<mark>\[=|=)?", re.MULTILINE
-)
+_HELP_LINE = r"(?m)^ {2}(?:-(?P<short>\w),? +| {4})--(?P<name>\w[\w-]*)(?P<mark>\[=|=)?"
 _MARKS = {None: Takes.NOTHING, "=": Takes.VALUE, "[=": Takes.ATTACHED}
 
 
 def parse_help(text: str) -> tuple[OptionSpec, ...]:
     """Return the options that ``srun --help`` lists."""
     specs: dict[str, OptionSpec] = {}
-    for match in _HELP_LINE.finditer(text):
+    for match in re.finditer(_HELP_LINE, text):
         name = match["name"]
         specs.setdefault(name, OptionSpec(name, _MARKS[match["mark"]], match["short"] or ""))
     return tuple(specs.values())
 
 
 # The plugin's own text; Slurm may wrap it.
-_PLUGIN_PROTOCOL = re.compile(r"--auto-resume=N\s[^()-]*\(v(\d{1,6})\)")
+_PLUGIN_PROTOCOL = r"--auto-resume=N\s[^()-]*\(v(\d{1,6})\)"
 
 
 def plugin_protocol(help_text: str) -> int:
     """Return the number that our plugin tells in ``srun --help``; 0: it tells none."""
-    match = _PLUGIN_PROTOCOL.search(help_text)
+    match = re.search(_PLUGIN_PROTOCOL, help_text)
     return int(match[1]) if match else 0
+
+
+def table_without_help(args: Sequence[str], protocol: str) -> OptionTable | None:
+    """Return the options of an srun whose plugin has started this; None: ask `read_table`.
+
+    Where the line has whole names of Slurm's own options only, `srun --help` would tell no more
+    of them.
+
+    Args:
+        args: srun's arguments.
+        protocol: the number that the plugin has left; empty: it was not the plugin that did.
+    """
+    if not protocol.isdecimal():
+        return None
+    table = msgspec.structs.replace(
+        BUILTIN,
+        listed_names=frozenset({"auto-resume"}),
+        plugin_protocol=int(protocol),
+        whole_names=True,
+    )
+    try:
+        split(args, table)
+    except UsageError:
+        return None
+    return table
 
 
 def read_table(srun: str, environment: Mapping[str, str] = os.environ) -> OptionTable:
@@ -301,10 +322,9 @@ def read_table(srun: str, environment: Mapping[str, str] = os.environ) -> Option
     except (OSError, subprocess.SubprocessError) as error:
         if isinstance(error, subprocess.CalledProcessError) and CALLS_BACK in error.stderr:
             raise UsageError(error.stderr.strip().rpartition("sres: ")[2]) from None
-        log.info("%s --help: %s; options of this site's plugins are unknown", srun, error)
-        return BUILTIN
+        return BUILTIN  # the options of this site's plugins are unknown
     table = BUILTIN.extended(parse_help(answer.stdout))
-    return replace(table, plugin_protocol=plugin_protocol(answer.stdout))
+    return msgspec.structs.replace(table, plugin_protocol=plugin_protocol(answer.stdout))
 
 
 def _specs(takes: Takes, names: str, *, spelled_out: bool = False) -> Iterator[OptionSpec]:

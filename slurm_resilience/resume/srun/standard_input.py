@@ -10,7 +10,6 @@ import contextlib
 import os
 import select
 import stat
-import tempfile
 import threading
 from collections.abc import Iterator
 from enum import Enum
@@ -164,6 +163,8 @@ class StandardInput:
         if self._kept_bytes + len(fresh) > self._limit_bytes:
             self._lose(f"is longer than {self._limit_bytes} bytes (resume.stdin_limit_bytes)")
             return
+        import tempfile  # late: few steps read a pipe
+
         try:
             if self._kept is None:
                 self._kept = tempfile.TemporaryFile()  # noqa: SIM115 (open as long as we run)

@@ -11,11 +11,11 @@ from typing import NamedTuple
 from slurm_resilience.errors import SresError
 from slurm_resilience.slurm.hostlists import expand
 
+# Patterns are compiled when srun prints something that they are for: no step waits for it.
 # What Slurm prints when the user cancels a step; a node failure is named.
-_CANCELLED = re.compile(
-    rb"^[^\n]{0,9}(?:slurmstepd[^ ]*:|\[[0-9T:.-]+\]) error: \*\*\* STEP (?P<step>\S+) ON \S+ "
-    rb"CANCELLED AT [0-9T:.-]+ (?P<why>\*\*\*|DUE to SIGNAL \w+|DUE TO TIME LIMIT)",
-    re.MULTILINE,
+_CANCELLED = (
+    rb"(?m)^[^\n]{0,9}(?:slurmstepd[^ ]*:|\[[0-9T:.-]+\]) error: \*\*\* STEP (?P<step>\S+) ON \S+ "
+    rb"CANCELLED AT [0-9T:.-]+ (?P<why>\*\*\*|DUE to SIGNAL \w+|DUE TO TIME LIMIT)"
 )
 # What srun prints when a signal made it end its step.
 _FORCED = b"srun: forcing job termination"
@@ -23,13 +23,13 @@ _FORCED = b"srun: forcing job termination"
 # cause: anything that is not about how a task ended. It prints the cause first: where it loses a
 # node after the step was cancelled, the line about the node comes later.
 _ABORTED = b"srun: Job step aborted"
-_CAUSE = re.compile(rb"^srun: error: (?!\S+: tasks? [\d,-]+: )", re.MULTILINE)
+_CAUSE = rb"(?m)^srun: error: (?!\S+: tasks? [\d,-]+: )"
 # A node that Slurm gave up under a step that lives on, and tasks that ended badly.
-_NODE_FAILURE = re.compile(rb"^srun: error: Node failure on (\S+)$", re.MULTILINE)
-_TASK_ENDED = re.compile(rb"^srun: error: (\S+): tasks? ([\d,-]+): ([^\n]*)$", re.MULTILINE)
+_NODE_FAILURE = rb"(?m)^srun: error: Node failure on (\S+)$"
+_TASK_ENDED = rb"(?m)^srun: error: (\S+): tasks? ([\d,-]+): ([^\n]*)$"
 # srun itself ends a step whose task failed (--kill-on-bad-exit), or whose node it has lost touch
 # with, and Slurm words that the same.
-_SRUN_ENDS = re.compile(rb"srun: (?:[^\n]*Terminating StepId=|error: Aborting, )")
+_SRUN_ENDS = rb"srun: (?:[^\n]*Terminating StepId=|error: Aborting, )"
 _ENDS = (b"CANCELLED AT", _ABORTED, _FORCED)
 """Words on the end of a step, whatever its cause."""
 _BY_SLURM = (b"srun: ", b"CANCELLED AT")
@@ -88,7 +88,7 @@ class StderrReader:
         self._rest = text[text.rfind(b"\n") + 1 :]
         if not any(word in text for word in _BY_SLURM):
             return False  # a program's output, of which there may be much
-        if _SRUN_ENDS.search(text):
+        if re.search(_SRUN_ENDS, text):
             self.report |= SrunReport.ENDED_BY_SRUN
         by_srun = SrunReport.ENDED_BY_SRUN in self.report
         if b"CANCELLED AT" in text and not by_srun:
@@ -104,17 +104,17 @@ class StderrReader:
 
     def _read_aborted(self, before: bytes) -> None:
         if self.ended_before_abort is None:
-            self.ended_before_abort = len(self.ended_tasks) + len(_TASK_ENDED.findall(before))
+            self.ended_before_abort = len(self.ended_tasks) + len(re.findall(_TASK_ENDED, before))
         if not self._explains(before):
             self.report |= SrunReport.ABORTED
 
     def _explains(self, before: bytes) -> bool:
         """Return whether srun has given a cause, up to this text."""
         told = self.report & (SrunReport.CAUSE | SrunReport.ENDED_BY_SRUN)
-        return bool(told or _CAUSE.search(before) or _SRUN_ENDS.search(before))
+        return bool(told or re.search(_CAUSE, before) or re.search(_SRUN_ENDS, before))
 
     def _read_cancelled(self, text: bytes) -> None:
-        for line in _CANCELLED.finditer(text):
+        for line in re.finditer(_CANCELLED, text):
             if len(self.cancelled_steps) < _MOST_STEPS:
                 name = line["step"].decode("utf-8", "replace")
                 self.cancelled_steps.add(name)
@@ -122,9 +122,9 @@ class StderrReader:
                     self.timed_out_steps.add(name)
 
     def _read_lines(self, lines: bytes) -> bool:
-        if _CAUSE.search(lines):
+        if re.search(_CAUSE, lines):
             self.report |= SrunReport.CAUSE
-        failures, ended = _NODE_FAILURE.findall(lines), _TASK_ENDED.findall(lines)
+        failures, ended = re.findall(_NODE_FAILURE, lines), re.findall(_TASK_ENDED, lines)
         for nodes in failures:
             self.failed_nodes.update(_expanded(nodes))
         for nodes, tasks, how in ended:

@@ -10,8 +10,9 @@ import signal
 import subprocess
 import threading
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import NamedTuple
+
+import msgspec
 
 from slurm_resilience.clock import Clock, SystemClock
 from slurm_resilience.errors import MissingTool, SresError
@@ -59,8 +60,7 @@ class ToldEnd(NamedTuple):
     """Reports of tasks that were killed after that, and not by srun."""
 
 
-@dataclass
-class EndByUs:
+class EndByUs(msgspec.Struct):
     """The supervisor's own part in the end of a step."""
 
     killed_srun: bool = False
@@ -73,16 +73,15 @@ class EndByUs:
     """So many ended tasks were told of before our first order."""
 
 
-@dataclass
-class RelayedOutput:
+class RelayedOutput(msgspec.Struct):
     """The part of srun's output that was passed on."""
 
     numbers: TaskNumbers | None
     """Those of its tasks in a whole, for the labels of their lines; None: they are its own."""
     size_bytes: int = 0
-    writing: set[int] = field(default_factory=set)
+    writing: set[int] = msgspec.field(default_factory=set)
     """Our own files that are written to."""
-    threads: list[threading.Thread] = field(default_factory=list)
+    threads: list[threading.Thread] = msgspec.field(default_factory=list)
 
     @property
     def living_thread(self) -> threading.Thread | None:

@@ -7,8 +7,7 @@ srun has a token of its own: what does not carry it is not read.
 from __future__ import annotations
 
 import contextlib
-import random
-import secrets
+import os
 import socket
 import threading
 from collections.abc import Callable, Sequence
@@ -144,7 +143,7 @@ class TaskReports:
                     self._open(node_address)
             if self._socket is None:
                 return StepReports("", on_news)
-            token = secrets.token_hex(16)
+            token = os.urandom(16).hex()
             port = self._socket.getsockname()[1]
             reports = StepReports(f"{token},{port},{self._own_address}", on_news)
             self._of_token[token] = reports
@@ -178,6 +177,9 @@ class TaskReports:
         if not self._ports:
             listening.bind((own_address, 0))
             return
+        # Late: few sites limit them, and no step waits for what it does not need.
+        import random
+
         # No secret: only that two supervisors seldom try the same port first.
         for port in random.sample(self._ports, min(PORT_TRIES, len(self._ports))):
             with contextlib.suppress(OSError):

@@ -1,0 +1,188 @@
+"""Check a call of the supervisor: an error is one line, and nothing has been started."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from slurm_resilience.config import Config, HangSettings
+from slurm_resilience.errors import NotFound, NotPermitted, SlurmUnreachable, UsageError
+from slurm_resilience.model import Job
+from slurm_resilience.resume import report
+from slurm_resilience.resume.call.start import job_id
+from slurm_resilience.resume.elastic.elastic_size import elastic_size
+from slurm_resilience.resume.progress.step_source import step_source
+from slurm_resilience.resume.srun.command import GUARD
+from slurm_resilience.resume.srun.env_option import PROTOCOL
+from slurm_resilience.resume.srun.host_calls import HostCalls
+from slurm_resilience.resume.srun.job_log import job_log_path
+from slurm_resilience.resume.srun.srun_options import (
+    OptionTable,
+    SrunCommand,
+    read_table,
+    split,
+)
+from slurm_resilience.resume.srun.step_size import (
+    HANGS,
+    OWN_OPTIONS,
+    PROGRESS,
+    fewest_nodes,
+    leave_spares,
+)
+from slurm_resilience.resume.supervisor import Supervisor
+from slurm_resilience.resume.supervisor_link import SupervisorLink
+from slurm_resilience.slurm.client import SlurmClient
+
+if TYPE_CHECKING:
+    from slurm_resilience.resume.call.questions import Question
+    from slurm_resilience.resume.call.start import AskedSlurm
+
+_EXAMPLE = (
+    "put it into a batch script (sbatch --nodes=4 --exclusive job.sh, with "
+    "`srun --auto-resume=1 program` in job.sh), or write "
+    "salloc --nodes=4 --exclusive srun --auto-resume=1 program"
+)
+_NOT_A_STEP = ("help", "usage", "version", "test-only")
+
+
+def make_supervisor(
+    srun: str,
+    args: Sequence[str],
+    environment: Mapping[str, str],
+    config: Config,
+    asked: AskedSlurm,
+) -> tuple[Supervisor, SupervisorLink]:
+    """Return the supervisor of a call, and its link to sresctld, which is not connected yet.
+
+    Does not return where the call is none that starts a step: this process becomes srun then.
+
+    Args:
+        srun: path of the real srun.
+        args: its arguments as the user wrote them, --auto-resume included.
+        environment: the caller's.
+        config: all settings.
+        asked: the questions to Slurm, answered or not yet.
+
+    Raises:
+        SresError: the call cannot be supervised.
+    """
+    client, table = asked.client, asked.table.answer()
+    command = split(args, table)
+    flag = command.value("auto-resume")
+    if flag not in (None, "0", "1"):
+        raise UsageError(f"--auto-resume={flag}: write 1 (on) or 0 (off)")
+    bare = command.without(*OWN_OPTIONS)
+    if flag == "0" or any(bare.has(name) for name in _NOT_A_STEP):
+        env = dict(environment) | ({GUARD: "1"} if table.listed("auto-resume") else {})
+        os.execve(srun, [srun, *bare.argv], env)
+    if bare.heterogeneous or environment.get("SLURM_HET_SIZE"):
+        raise UsageError("--auto-resume: heterogeneous jobs and steps cannot be resumed")
+    if bare.has("no-allocate"):
+        raise UsageError("--auto-resume: a step without an allocation (-Z) cannot be resumed")
+    if bare.has("async"):
+        raise UsageError(
+            "--auto-resume: srun --async returns at once, and nothing would watch the step; leave "
+            "--async out, and write & behind srun to go on beside it"
+        )
+    job = _job(client, bare, environment, asked.job)
+    hangs = _hang_settings(command, config)
+    here = HostCalls().working_directory()
+    source = step_source(command.value(PROGRESS) or "", here, job_log_path(command, environment))
+    placed, environment = leave_spares(command, job, environment)
+    min_nodes = fewest_nodes(command, placed, job, environment)
+    size = elastic_size(command, placed, job, environment, min_nodes, config.elastic)
+    info = asked.info.answer()
+    link = SupervisorLink(
+        config.controller.hosts or info.controllers or ("localhost",),
+        config.controller.port,
+        job.id,
+        config.wire.munge_socket or info.munge_socket,
+        frozenset({0, info.slurm_user_uid}),
+    )
+    supervisor = Supervisor(
+        config,
+        client,
+        link,
+        srun,
+        placed,
+        job,
+        has_plugin=_has_plugin(table),
+        find_plugin=lambda: _has_plugin(read_table(srun, environment)),
+        permits_expansion=info.can_merge,
+        environment=environment,
+        ports=info.srun_ports,
+        nodes=asked.nodes.answer(),
+        min_nodes=min_nodes,
+        size=size,
+        hangs=hangs,
+        source=source,
+    )
+    return supervisor, link
+
+
+def _hang_settings(command: SrunCommand, config: Config) -> HangSettings:
+    chosen = command.value(HANGS)
+    if chosen is None:
+        return config.hang
+    if chosen not in ("end", "tell", "off"):
+        raise UsageError(f"--{HANGS}={chosen}: write end, tell or off")
+    return msgspec.structs.replace(config.hang, act=chosen)
+
+
+def _has_plugin(table: OptionTable) -> bool:
+    """Return whether the plugin of this srun can be used; say so where it is of another release.
+
+    Without it the same variables come through a shell before the program, and the step is resumed
+    all the same: a job of weeks does not fail for an upgrade that is half done.
+    """
+    # The built-in table names the option whether this srun has it or not. The plugin's other
+    # option, --sres-env, is shown by no --help: only a supervised srun registers it.
+    if not table.listed("auto-resume"):
+        return False
+    if table.plugin_protocol == PROTOCOL:
+        return True
+    report.say(
+        f"srun's plugin and this supervisor are of different releases (protocol "
+        f"{table.plugin_protocol} and {PROTOCOL}): the step is resumed without the plugin, which "
+        "tells less of its tasks; install the same release of both (make -C spank install)"
+    )
+    return False
+
+
+def _job(
+    client: SlurmClient,
+    command: SrunCommand,
+    environment: Mapping[str, str],
+    asked_job: Question[Job] | None,
+) -> Job:
+    text = command.jobid or job_id(environment)
+    if not text:
+        raise UsageError(
+            "--auto-resume: this srun would create its own allocation, which Slurm never requeues "
+            f"and which cannot outlive srun; {_EXAMPLE}"
+        )
+    if not (text.isascii() and text.isdigit()):
+        raise UsageError(f"--auto-resume: '{text}' is not a job id")
+    try:
+        own = None if command.jobid else asked_job
+        job = own.answer() if own is not None else client.job(int(text))
+    except NotFound:
+        raise NotFound(f"--auto-resume: job {text} does not exist or has ended") from None
+    except SlurmUnreachable as error:
+        raise SlurmUnreachable(
+            f"--auto-resume: Slurm cannot be asked about job {text}, so nothing was started; see "
+            f"whether `scontrol ping` answers here ({error})"
+        ) from None
+    if job.uid != os.geteuid() and os.geteuid() != 0:
+        raise NotPermitted(f"--auto-resume: job {job.id} is not yours")
+    if job.state != "RUNNING":
+        raise UsageError(f"--auto-resume: job {job.id} is {job.state}, not RUNNING")
+    if not job.exclusive:
+        raise UsageError(
+            f"--auto-resume: job {job.id} shares its nodes with others, so none of them could be "
+            "exchanged; add --exclusive to its sbatch or salloc"
+        )
+    return job

@@ -6,6 +6,7 @@ The daemons' wire and the mesh share the framing; each has messages and limits o
 from __future__ import annotations
 
 import struct
+from functools import cached_property
 from typing import Any, Generic, TypeVar
 
 import msgspec
@@ -29,8 +30,13 @@ class FrameCodec(Generic[M]):
             max_bytes: of a body, at most.
         """
         self._max_bytes = max_bytes
+        self._messages = messages
         self._encoder = msgspec.msgpack.Encoder()
-        self._decoder: msgspec.msgpack.Decoder[M] = msgspec.msgpack.Decoder(messages)
+
+    @cached_property
+    def _decoder(self) -> msgspec.msgpack.Decoder[M]:
+        # When a message is read: making one reads all types, and no supervised step waits for that.
+        return msgspec.msgpack.Decoder(self._messages)
 
     def pack(self, message: M) -> bytes:
         """Return a message as a frame.

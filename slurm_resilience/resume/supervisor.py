@@ -132,6 +132,7 @@ class Supervisor:
             clock=clock,
             nodes=nodes,
         )
+        self._allocation.show_to(link.see)
         excluded = command.value("exclude")
         self._allocation.excluded = expand(excluded) if excluded and "/" not in excluded else ()
         self._context = SupervisorContext(

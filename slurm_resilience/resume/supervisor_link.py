@@ -16,7 +16,9 @@ from typing import TYPE_CHECKING, Any
 
 from slurm_resilience.clock import SYSTEM_CLOCK
 from slurm_resilience.errors import SresError
+from slurm_resilience.model import Node
 from slurm_resilience.resume import report
+from slurm_resilience.resume.allocation.last_words import LastWords
 from slurm_resilience.wire.messages import (
     AttemptStarted,
     Evidence,
@@ -59,6 +61,8 @@ class KnownVerdicts:
         """The nodes of the failed step check themselves, and more is to come."""
         self._left_incidents: dict[str, int] = {}
         """Newest incident of each node that was left: an older answer may still come."""
+        self.last_words = LastWords()
+        """On any node, of the attempt or not."""
 
     def begin(self) -> None:
         """Forget all: another attempt begins, perhaps on other nodes."""
@@ -72,13 +76,23 @@ class KnownVerdicts:
         if verdict is not None:
             self._left_incidents[node] = max(self._left_incidents.get(node, 0), verdict.incident)
 
+    def remember(self, verdicts: Iterable[NodeVerdict]) -> None:
+        """Keep what is told of any node for a time in which sresctld cannot be asked."""
+        for verdict in verdicts:
+            if verdict.verdict in FAULTY and not self._is_late(verdict):
+                self.last_words.keep(verdict.node, verdict.reason)
+            elif verdict.verdict == "healthy":
+                self.last_words.forget(verdict.node)
+
+    def _is_late(self, verdict: NodeVerdict) -> bool:
+        """Return whether it is about the machine that had this name before."""
+        return 0 < verdict.incident <= self._left_incidents.get(verdict.node, 0)
+
     def note(self, verdicts: Iterable[NodeVerdict]) -> bool:
         """Take verdicts in; return whether any of them is news of a bad node."""
         is_news = False
         for verdict in verdicts:
-            # An answer about the machine that had this name before comes too late.
-            is_late = 0 < verdict.incident <= self._left_incidents.get(verdict.node, 0)
-            if verdict.verdict in FAULTY and not is_late:
+            if verdict.verdict in FAULTY and not self._is_late(verdict):
                 self.faulty[verdict.node] = verdict
                 is_news = True
             elif verdict.verdict == "suspect":
@@ -168,6 +182,12 @@ class SupervisorLink:
         """Drop the verdict on a node: another machine has its name now."""
         with self._lock:
             self._verdicts.drop(node)
+            self._verdicts.last_words.forget(node)
+
+    def see(self, nodes: Iterable[Node]) -> None:
+        """Take in what Slurm shows of its nodes."""
+        with self._lock:
+            self._verdicts.last_words.see(nodes)
 
     def send(self, message: Message) -> None:
         """Queue a message."""
@@ -197,10 +217,10 @@ class SupervisorLink:
         """Return those nodes, of the attempt or not, on which nothing should be started now.
 
         Returns:
-            sresctld's reason for each. Empty too if it is away, or silent for a second.
+            sresctld's reason for each. If it is away, or silent for a second, its last words hold.
         """
         if not self.connected.is_set():
-            return {}
+            return self._last_words(nodes)
         answers: queue.Queue[Evidence] = queue.Queue()
         self._answers = answers
         self.ask(nodes)
@@ -214,7 +234,12 @@ class SupervisorLink:
             pass
         finally:
             self._answers = None
-        return {}
+        return self._last_words(nodes)
+
+    def _last_words(self, nodes: tuple[str, ...]) -> dict[str, str]:
+        with self._lock:
+            told = self._verdicts.last_words.on(nodes)
+        return {name: f"{why}, when sresctld last told of it" for name, why in told.items()}
 
     def history(self) -> list[dict[str, Any]]:
         """Return the journal's newest events, newest first, over a connection of its own.
@@ -323,6 +348,7 @@ class SupervisorLink:
 
     def _note(self, evidence: Evidence) -> None:
         with self._lock:
+            self._verdicts.remember(evidence.verdicts)
             own_nodes = set(self._current.nodes) if self._current else set()
             is_news = self._verdicts.note(v for v in evidence.verdicts if v.node in own_nodes)
         if is_news:

@@ -10,6 +10,9 @@ import socket
 import threading
 from typing import Any
 
+import pytest
+
+from slurm_resilience.model import Node
 from slurm_resilience.resume import supervisor_link
 from slurm_resilience.resume.supervisor_link import SupervisorLink
 from slurm_resilience.wire.messages import (
@@ -108,6 +111,58 @@ def test_a_doubt_is_answered_also_about_nodes_of_others(monkeypatch: Any) -> Non
     link.close()
     thread.join(30)
     assert not thread.is_alive()
+
+
+def a_link() -> SupervisorLink:
+    link = SupervisorLink(("localhost",), 1, 7, "", frozenset({0}))
+    link.attempt(AttemptStarted(1, ("n1", "n2")))
+    link.see([Node("n2", "ALLOCATED", boot_time=BOOT)])
+    link._hear(Evidence((NodeVerdict("n2", "dead", "no beat for 4 s", incident=3),)))
+    return link
+
+
+BOOT, LATER_BOOT = "2026-11-20T08:00:00", "2026-11-20T09:00:00"
+HELD = {"n2": "no beat for 4 s, when sresctld last told of it"}
+
+
+def test_the_last_word_on_a_node_holds_while_sresctld_is_away() -> None:
+    """Until its own timeout Slurm gives out a node that is dead."""
+    link = a_link()
+    link._hear(Evidence((NodeVerdict("n3", "suspect", "no beat for 2 s"),)))
+    link.attempt(AttemptStarted(2, ("n1", "n3")))
+    assert link.doubts(("n2", "n3")) == HELD
+    link._hear(Evidence((NodeVerdict("n2", "unknown", "nothing is known"),), asked=True))
+    assert link.doubts(("n2",)) == HELD, "sresctld was started again, and knows nothing yet"
+    link._hear(Evidence((NodeVerdict("n2", "healthy", ""),), asked=True))
+    assert link.doubts(("n2",)) == {}
+
+
+@pytest.mark.parametrize(
+    ("shown", "held"),
+    [
+        (Node("n2", "IDLE", boot_time=BOOT), True),
+        (Node("n2", "IDLE", boot_time="2026-11-20T08:00:01"), True),
+        (Node("n2", "IDLE"), True),
+        (Node("n2", "IDLE", boot_time=LATER_BOOT), False),
+        (Node("n2", "DOWN", boot_time=BOOT), False),
+        (Node("n2", "ALLOCATED", frozenset({"NOT_RESPONDING"}), boot_time=BOOT), False),
+        (Node("n9", "DOWN"), True),
+    ],
+)
+def test_slurm_knows_more_than_the_last_word(shown: Node, held: bool) -> None:
+    link = a_link()
+    link.see([shown])
+    link.see([Node("n2", "IDLE", boot_time=shown.boot_time)])
+    assert link.doubts(("n2",)) == (HELD if held else {})
+
+
+def test_the_last_word_on_a_machine_ends_with_it() -> None:
+    link = a_link()
+    link.moved(AttemptStarted(1, ("n1", "n3")))
+    assert link.doubts(("n2",)) == HELD, "it was left"
+    link.forgive("n2")
+    link._hear(Evidence((NodeVerdict("n2", "dead", "no beat for 4 s", incident=3),)))
+    assert link.doubts(("n2",)) == {}, "an answer on the machine before comes late"
 
 
 class AnsweringWire(Wire):

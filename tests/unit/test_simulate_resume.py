@@ -117,6 +117,8 @@ ONCE_BROKEN = (
     *(1_001_028_380, 1_001_031_755),
     # A task crashed after a training, and its srun was killed before it could tell: success.
     3024771,
+    # A node that sresctld knew to be dead was taken again while sresctld was away.
+    1064306,
 )
 """Seeds that broke a rule."""
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 
 import msgspec
 
@@ -60,6 +60,8 @@ class NodeTable(msgspec.Struct):
     """On the monotonic clock."""
     domains: dict[str, str] | None = None
     """Leaf switch or block of each node; None: it was not asked for yet."""
+    show: Callable[[Iterable[Node]], None] = lambda _: None
+    """Is shown each reading of it."""
 
 
 class Allocation:
@@ -176,9 +178,7 @@ class Allocation:
         """
         for left in reversed(range(TABLE_TRIES)):
             try:
-                nodes = {node.name: node for node in self.client.nodes()}
-                now = self.clock.monotonic()
-                self._table = msgspec.structs.replace(self._table, nodes=nodes, read_at=now)
+                self._take_table(self.client.nodes())
                 break
             except SlurmError:
                 if not left and not self._table.nodes:
@@ -186,6 +186,17 @@ class Allocation:
                 if not left or self.clock.wait(self.user_stop, REFRESH_SECONDS):
                     break
         return self._table.nodes
+
+    def _take_table(self, shown: Sequence[Node]) -> dict[str, Node]:
+        nodes, now = {node.name: node for node in shown}, self.clock.monotonic()
+        self._table = msgspec.structs.replace(self._table, nodes=nodes, read_at=now)
+        self._table.show(shown)
+        return nodes
+
+    def show_to(self, take: Callable[[Iterable[Node]], None]) -> None:
+        """Show Slurm's nodes as they are known, and each time when they are read again."""
+        self._table.show = take
+        take(self._table.nodes.values())
 
     def read_addresses(self, names: Iterable[str]) -> dict[str, str]:
         """Return the addresses of nodes as they were read last, without asking Slurm again."""
@@ -287,7 +298,7 @@ class Allocation:
     def bad(self, names: Iterable[str]) -> dict[str, str]:
         """Return those of ``names`` that Slurm shows as no longer usable, with the reason."""
         try:
-            nodes = {node.name: node for node in self.client.nodes()}
+            nodes = self._take_table(self.client.nodes())
             job_nodes = set(self.client.job(self.job.id).nodes)
             elsewhere = self._lost_with_companions()
         except SresError:

@@ -69,10 +69,11 @@ class SimLink(SupervisorLink):
         self.ask(nodes)
 
     def doubts(self, nodes: tuple[str, ...]) -> dict[str, str]:
-        """Return the nodes that are silent now, if sresctld is there."""
-        there = self.connected.is_set()
+        """Return the nodes that are silent now, if sresctld is there; else its last words hold."""
+        if not self.connected.is_set():
+            return super().doubts(nodes)
         silent = [n for n in nodes if self._world.nodes[n].contact is not NodeContact.FINE]
-        return dict.fromkeys(silent, "no beat for 2 s") if there else {}
+        return dict.fromkeys(silent, "no beat for 2 s")
 
     def history(self) -> list[dict[str, Any]]:
         """Return nothing: the journal is not what is simulated."""

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 
 import msgspec
 
+from slurm_resilience.resume import report
 from slurm_resilience.resume.context import SupervisorContext
 from slurm_resilience.resume.decide.classify import NO_STEPS, Ending, ObservedSteps, killed
 from slurm_resilience.resume.decide.task_ends import TaskEnd, node_that_failed, representative
@@ -14,6 +15,7 @@ from slurm_resilience.resume.live_step.live_steps import EndWord, StepEnd
 from slurm_resilience.resume.live_step.living_program import can_live
 from slurm_resilience.resume.srun.stderr_reader import code_of, killed_from_outside
 from slurm_resilience.resume.srun.step import SrunStep
+from slurm_resilience.slurm.hostlists import fold
 
 LOOK_SECONDS = 0.5
 """Between two looks at the nodes of a step that has just failed."""
@@ -28,6 +30,8 @@ def gather_evidence(
     nodes: tuple[str, ...],
     progress_before: int,
     observed: ObservedSteps = NO_STEPS,
+    *,
+    ended_well: bool = False,
 ) -> Ending:
     """Return what `classify` needs; wait a moment for a diagnosis of the nodes if need be.
 
@@ -38,6 +42,7 @@ def gather_evidence(
         nodes: those of the attempt.
         progress_before: the last step that was reported before this attempt.
         observed: the steps that its tasks told.
+        ended_well: each of its tasks has ended well, by slurmstepd's word.
     """
     step = end.step
     ends = step.reports.ends()
@@ -59,6 +64,10 @@ def gather_evidence(
     elif end.code != 0 and not interrupted.startswith("SIGINT"):
         # Slurm sends these signals too, when it ends a job: for a lost node, a requeue, the limit.
         state = context.allocation.state_now()
+    if end.code != 0 and faulty and ended_well:
+        # srun waits for the lost node, or tells of it, and of nothing else.
+        report.say(f"every task had ended well before {fold(faulty)} was lost")
+        end = msgspec.structs.replace(end, code=0, stopped_by_us=False)
     return Ending(
         code=end.code,
         ran_for=step.ran_for,

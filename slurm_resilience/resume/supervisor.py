@@ -68,6 +68,8 @@ START_LOOK_SECONDS = 0.1
 """Between two looks whether the tasks of a further attempt run; ever longer, up to a second."""
 START_SECONDS = 5.0
 """A step that Slurm shows for this long runs, though srun's connections do not show it."""
+MOST_SHARE = 0.5
+"""Tasks that have ended well, when the program is taken to come to its end."""
 SEATS_SECONDS = 1.0
 """Between two looks at a training's seats, until all are seen: then its step is a living one."""
 
@@ -309,6 +311,7 @@ class Supervisor:
             self._step_nodes,
             progress_before,
             self._hangs.observed(),
+            ended_well=not self._training.lives and self._ended_well(step) == 1.0,
         )
         return ending, end.noticed or self._context.clock.now()
 
@@ -413,19 +416,21 @@ class Supervisor:
             return self._end_others(step, lost_part)
 
         def is_over() -> bool:
-            return stage() is GatheringStage.OVER or self._has_mostly_ended(step)
+            # The others save what was computed, say. Where a few end early, by mistake, the others
+            # wait for them in a collective.
+            return stage() is GatheringStage.OVER or self._ended_well(step) >= MOST_SHARE
 
         hang = self._hangs.look(step, self._step_nodes, is_over)
         return self._stop_hung(step, hang) if hang is not None and step.running else None
 
-    def _has_mostly_ended(self, step: StepSet) -> bool:
-        """Tell whether half of the tasks have ended well: the others save what was computed, say.
-        Where a few end early, by mistake, the others wait for them in a collective."""
+    def _ended_well(self, step: StepSet) -> float:
+        """Return the share of the tasks that have ended well, as far as is known."""
         attempt = self._attempt
         assert attempt is not None
         well = sum(not end.failed for end in step.reports.ends())
-        tasks = attempt.tasks_per_node * len(attempt.step_nodes)
-        return bool(tasks) and 2 * well >= tasks
+        # Before Slurm has shown the step it is a plan.
+        tasks = attempt.tasks_per_node * len(attempt.step_nodes) if attempt.step else 0
+        return well / tasks if tasks else 0.0
 
     def _end_others(self, step: StepSet, lost: SrunStep) -> StepEnd:
         """End the parts of an attempt that would wait for one that is gone."""
@@ -582,7 +587,10 @@ class Supervisor:
                 return None
             parts = StepSet(step)
             return self._hangs.look_at_launched(
-                parts, live_step.nodes, lambda: self._has_mostly_ended(parts), is_whole=is_whole
+                parts,
+                live_step.nodes,
+                lambda: self._ended_well(parts) >= MOST_SHARE,
+                is_whole=is_whole,
             )
 
         # Late: no step waits for what only a training needs.

@@ -109,8 +109,9 @@ def gathered(
         limits=ResumeSettings() if site else ResumeSettings(diagnosis_wait=0.0, check_wait=0.0),
     )
     fence: Any = SimpleNamespace(progress=lambda: -1)
+    ended_well = bool(more.pop("ended_well", False))
     step_end = StepEnd(code, step, **more)
-    return gather_evidence(context, fence, step_end, allocation.nodes, -1)
+    return gather_evidence(context, fence, step_end, allocation.nodes, -1, ended_well=ended_well)
 
 
 @pytest.fixture
@@ -345,3 +346,15 @@ def test_checks_delay_a_recovery_by_no_more_than_they_take_and_by_no_more_than_t
     found, took = checked(slurm, CheckedNodes(takes))
     assert classify(found).kind == "program"
     assert took == waited
+
+
+@pytest.mark.parametrize("stopped_by_us", [False, True], ids=["by Slurm", "by us"])
+def test_a_node_that_is_lost_after_all_of_its_tasks_ended_well_is_no_failure(
+    slurm: FakeSlurm, stopped_by_us: bool
+) -> None:
+    """srun waits for it, or is released with a code of its own."""
+    lost: dict[str, Any] = {"faulty": {"n2": "no beat"}, "stopped_by_us": stopped_by_us}
+    job = allocated(slurm)
+    assert ending(slurm, job, "", 137, **lost, ended_well=True).kind == "done"
+    assert ending(slurm, job, "", 137, **lost).kind == "node"
+    assert ending(slurm, job, "", 1, ended_well=True).kind == "program", "srun's own failure"

@@ -411,7 +411,8 @@ class ResumeRun:
         if code == 0 and not progress.all_done:
             world.broken(ResumeRule.FALSE_SUCCESS, "the program has not ended well")
         ended = world.seen.person_ended_at is not None or world.job.state != "RUNNING"
-        if code and progress.srun_saw_it and progress.all_done and not ended:
+        known = progress.srun_saw_it and world.program.end_was_told()
+        if code and known and progress.all_done and not ended:
             world.broken(ResumeRule.FALSE_FAILURE, f"exit code {code}")
 
     def _comes_back(self) -> bool:

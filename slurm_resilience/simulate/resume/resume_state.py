@@ -64,6 +64,8 @@ class TrainedWork:
     """Some attempt of the program has ended well."""
     srun_saw_it: bool = False
     """Its srun lived then, and could tell."""
+    ended_steps: list[SimStep] = field(default_factory=list)
+    """Those of the attempt that has ended well, unless its program re-forms its own world."""
     late_tasks: list[SimTask] = field(default_factory=list)
     """Those of a training that has ended well: what the program does after it is theirs."""
     strike_node: Callable[[str], None] = lambda _: None

@@ -108,6 +108,7 @@ class SimProgram:
         if self.is_whole(step) and reached and not world.progress.steps.is_hung(step):
             steps = self.together(step)
             self.program_ended_well(all(s.srun.running for s in steps))
+            world.progress.ended_steps = steps
             for part, task in self.all_living(step):
                 world.end_task(part, task, 0)
 
@@ -123,6 +124,16 @@ class SimProgram:
         world.progress.srun_saw_it |= srun_saw_it
         world.progress.late_tasks = list(late_tasks)
         world.note("the program ends well")
+
+    def end_was_told(self) -> bool:
+        """Return whether the good end of a program can be known.
+
+        An srun waits for a node that is lost then: only slurmstepd's word on each task tells it.
+        """
+        steps, nodes = self._world.progress.ended_steps, self._world.nodes
+        lost = any(nodes[n].contact is not NodeContact.FINE for s in steps for n in s.nodes)
+        told = {end.task for s in steps for end in s.srun.reports.ends()}
+        return not lost or len(told) == sum(step.size for step in steps)
 
     def check_order(self, step: SimStep) -> None:
         """Check that the supervisor has a reason to end a step now, where its training has ended

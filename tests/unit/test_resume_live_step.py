@@ -110,6 +110,7 @@ class Site:
             host="localhost",
             standard_input=StandardInput(0, is_read=False),
         )
+        self.context.allocation.show_to(link.see)
         self.first = SrunStep(
             [str(folder / "srun"), "first"], os.environ, self.wake.set, on_news=self.wake.set
         )

@@ -10,6 +10,8 @@ from typing import Any
 
 import pytest
 
+from slurm_resilience.clock import SystemClock
+from slurm_resilience.resume.srun.stderr_reader import SLACK_SECONDS
 from slurm_resilience.resume.srun.step import SrunStep, end_step
 from slurm_resilience.resume.task_labels import TaskNumbers
 from slurm_resilience.slurm.client import StepInfo
@@ -140,6 +142,39 @@ def test_after_our_sigterm_a_person_may_still_cancel(capfd: pytest.CaptureFixtur
 
 def test_a_steps_time_limit(capfd: pytest.CaptureFixture[str]) -> None:
     assert run(f"{CANCELLED} DUE TO TIME LIMIT ***").timed_out
+
+
+class HandClock(SystemClock):
+    """Goes on when it is told to."""
+
+    seconds = 1000.0
+
+    def monotonic(self) -> float:
+        return self.seconds
+
+
+@pytest.mark.parametrize("waits", [32, 302], ids=["KillWait=30", "KillWait=300"])
+def test_an_srun_that_goes_on_after_its_word_on_the_end_told_of_another_step(
+    waits: int, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """A task may run an srun of its own, and print what that says."""
+    clock, ended, told = HandClock(), threading.Event(), threading.Event()
+    source, sink = os.pipe()
+    program = 'read go; printf "%s\n" "$1" >&2; read go'
+    words = ["sh", "-c", program, "sh", ABORTED.replace("32", str(waits))]
+    step = SrunStep(words, os.environ, ended.set, on_news=told.set, clock=clock, stdin=source)
+    assert not step.may_be_ending
+    os.write(sink, b"go\n")
+    assert told.wait(30)
+    clock.seconds += waits + 1.0
+    assert step.aborted and step.told_end.aborted and step.may_be_ending
+    clock.seconds += SLACK_SECONDS
+    assert not (step.aborted or step.told_end.aborted or step.may_be_ending)
+    os.write(sink, b"go\n")
+    assert ended.wait(30)
+    assert not step.told_end.aborted
+    os.close(source)
+    os.close(sink)
 
 
 def test_words_that_come_in_pieces(capfd: pytest.CaptureFixture[str]) -> None:

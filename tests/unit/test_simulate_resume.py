@@ -119,6 +119,10 @@ ONCE_BROKEN = (
     3024771,
     # A node that sresctld knew to be dead was taken again while sresctld was away.
     1064306,
+    # A person's cancel of a living step: one task had just crashed, the other's node died unseen.
+    4012591,
+    # A node died when all of its tasks had ended well.
+    4024476,
 )
 """Seeds that broke a rule."""
 

@@ -1,8 +1,8 @@
-"""Keep sresctld's last word on each node, for a time in which sresctld cannot be asked. Pure.
+"""Keep sresctld's last word on each node, for a time in which sresctld cannot be asked.
 
 Until SlurmdTimeout is over, Slurm gives out a node that is dead. A word on a node holds until Slurm
-has noticed by itself that the node is out of service, or shows that it has booted since: Slurm gives
-out then what it knows to be there.
+has seen by itself that the node is out of service, or shows that it has booted since: then Slurm
+gives out what it knows to be there.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class LastWords:
 
 def _has_booted(before: str, shown: str) -> bool:
     """Return whether Slurm shows a later boot; not where either is unknown."""
-    if shown == before:
+    if not before or shown == before:
         return False
     # Late: no step waits for it to start.
     from datetime import datetime

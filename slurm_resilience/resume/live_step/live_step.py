@@ -318,6 +318,8 @@ class LiveStep:
             self._tell(ev.TasksDied(number, died.tasks, died.how))
 
     def _look_at_searches(self) -> None:
+        if self._steps.may_be_ending:
+            return  # nothing is started beside a step that a person has cancelled
         for kind, search in list(self._searches.items()):
             if search.over and self._end is None:
                 del self._searches[kind]
@@ -437,6 +439,9 @@ class LiveStep:
         if number is not None:
             # Since the last look.
             self._answers.append(ev.UserEnded(number))
+            return
+        if self._steps.may_be_ending:
+            self._answers.append(ev.JoinFailed(action.step, "Slurm tells that it ends a step"))
             return
         context, slot = self._context, action.slot
         if action.new_machine:

@@ -132,6 +132,7 @@ class LiveSrun(msgspec.Struct, eq=False):
         """Note which tasks ended before Slurm told that the step ends; return whether it did."""
         told = self.step.told_end
         if not (told.cancelled or told.aborted):
+            self.read_when_told = None  # it was the word of an srun that a task ran
             return False
         if self.read_when_told is None:
             self.read_when_told = self.tasks_read
@@ -299,6 +300,12 @@ class LiveSteps:
             if is_over and (step.killed_by or self._context.user_ended(step, False)):
                 return srun.number
         return None
+
+    @property
+    def may_be_ending(self) -> bool:
+        """Tell whether Slurm may be ending a step: where no living task of it is left that could be
+        killed, its srun waits for a node that died unseen, and ends after KillWait."""
+        return any(srun.step.may_be_ending for srun in self)
 
     def word_at_end(self) -> EndWord:
         """Return a person's word also where he cancelled a step as we had all of them ended."""

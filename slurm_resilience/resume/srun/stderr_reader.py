@@ -23,6 +23,7 @@ _FORCED = b"srun: forcing job termination"
 # cause: anything that is not about how a task ended. It prints the cause first: where it loses a
 # node after the step was cancelled, the line about the node comes later.
 _ABORTED = b"srun: Job step aborted"
+_WAITS_UP_TO = rb"srun: Job step aborted: Waiting up to (\d{1,6}) seconds"
 _CAUSE = rb"(?m)^srun: error: (?!\S+: tasks? [\d,-]+: )"
 # A node that Slurm gave up under a step that lives on, and tasks that ended badly.
 _NODE_FAILURE = rb"(?m)^srun: error: Node failure on (\S+)$"
@@ -38,6 +39,10 @@ _KILLED_CODES = frozenset(
     128 + number for number in (signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 )
 """Exit codes of tasks that a person, Slurm or srun ended."""
+KILL_WAIT_SECONDS = 32.0
+"""For so long srun waits for an aborted step by default: KillWait, and 2 s."""
+SLACK_SECONDS = 8.0
+"""To that, on a busy machine."""
 _LINE_LIMIT_BYTES = 65536
 _MOST_STEPS = 1000
 
@@ -80,10 +85,26 @@ class StderrReader:
         self.ended_tasks: list[EndedTasks] = []
         self.ended_before_abort: int | None = None
         """So many of them came before srun told that its step was aborted; None: it did not."""
+        self.end_told_at = float("-inf")
+        """When Slurm or srun last told of a step's end."""
+        self.wait_seconds = KILL_WAIT_SECONDS
+        """srun goes on for no longer after it has told that its step was aborted."""
         self._rest = b""
 
-    def read(self, data: bytes) -> bool:
-        """Take more of the text in; True: it told of a node, a task or the step's end by Slurm."""
+    def has_just_told_end(self, now: float) -> bool:
+        """Return whether words on a step's end are so new that srun may still wait for that end.
+
+        They may be of another step: a task may run an srun of its own, and print what that says.
+        """
+        return now - self.end_told_at <= self.wait_seconds + SLACK_SECONDS
+
+    def read(self, data: bytes, now: float = 0.0) -> bool:
+        """Take more of the text in; True: it told of a node, a task or the step's end by Slurm.
+
+        Args:
+            data: the next part of the text.
+            now: monotonic seconds.
+        """
         text = (self._rest + data)[-_LINE_LIMIT_BYTES:]
         self._rest = text[text.rfind(b"\n") + 1 :]
         if not any(word in text for word in _BY_SLURM):
@@ -98,12 +119,18 @@ class StderrReader:
         if by_srun or any(word in text for word in _ENDS):
             self.report |= SrunReport.ENDED_FROM_OUTSIDE
         if _ABORTED in text:
-            self._read_aborted(text[: text.index(_ABORTED)])
+            self._read_aborted(text, now)
         told_end = _ABORTED in text or b"CANCELLED AT" in text
+        if told_end:
+            self.end_told_at = now
         return self._read_lines(text[: text.rfind(b"\n") + 1]) or told_end
 
-    def _read_aborted(self, before: bytes) -> None:
-        if self.ended_before_abort is None:
+    def _read_aborted(self, text: bytes, now: float) -> None:
+        before = text[: text.index(_ABORTED)]
+        waits = re.search(_WAITS_UP_TO, text)
+        if waits:
+            self.wait_seconds = float(waits[1])
+        if self.ended_before_abort is None or not self.has_just_told_end(now):
             self.ended_before_abort = len(self.ended_tasks) + len(re.findall(_TASK_ENDED, before))
         if not self._explains(before):
             self.report |= SrunReport.ABORTED

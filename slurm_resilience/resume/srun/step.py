@@ -79,6 +79,8 @@ class RelayedOutput(msgspec.Struct):
     numbers: TaskNumbers | None
     """Those of its tasks in a whole, for the labels of their lines; None: they are its own."""
     size_bytes: int = 0
+    srun_ended_at: float = 0.0
+    """When srun ended, all of its output passed on or not; 0: it runs."""
     writing: set[int] = msgspec.field(default_factory=set)
     """Our own files that are written to."""
     threads: list[threading.Thread] = msgspec.field(default_factory=list)
@@ -265,9 +267,21 @@ class SrunStep:
         """Return whether Slurm ended the step, and srun had given no cause before.
 
         The user cancelled it then. (slurmstepd's own line for it is sometimes lost, and is not
-        there at all where the step's first node is gone.)
+        there at all where the step's first node is gone.) Where srun goes on for longer than it
+        waits for such a step, it was the word of another srun, which a task ran.
         """
-        return SrunReport.ABORTED in self._stderr.report
+        return SrunReport.ABORTED in self._stderr.report and self._has_just_told_end
+
+    @property
+    def may_be_ending(self) -> bool:
+        """Return whether it has just been told that the step ends, and srun runs still."""
+        told = self.told_end
+        return self.running and self._has_just_told_end and (told.cancelled or told.aborted)
+
+    @property
+    def _has_just_told_end(self) -> bool:
+        ended_at = self._relayed.srun_ended_at or self.ended_at
+        return self._stderr.has_just_told_end(ended_at or self.clock.monotonic())
 
     @property
     def told_end(self) -> ToldEnd:
@@ -336,6 +350,7 @@ class SrunStep:
         # All of srun's output is waited for, however slowly ours is read, but not that of a child
         # which srun left behind with the pipe open.
         relayed = self._relayed
+        relayed.srun_ended_at = self.clock.monotonic()
         while thread := relayed.living_thread:
             if not relayed.writing and relayed.size_bytes == seen:
                 break
@@ -353,7 +368,7 @@ class SrunStep:
             _write(number, labels.take(data) if labels is not None else data)
             relayed.size_bytes += len(data)
             relayed.writing.discard(number)
-            if number == 2 and self._stderr.read(data):
+            if number == 2 and self._stderr.read(data, self.clock.monotonic()):
                 self._on_news()
         _write(number, labels.rest() if labels is not None else b"")
         os.close(source)

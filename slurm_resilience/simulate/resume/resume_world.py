@@ -50,6 +50,8 @@ KILL_WAIT_SECONDS = 30.0
 LAUNCH_SECONDS = 15.0
 """An srun that cannot reach a node gives its launch up after this time."""
 ABORTED = "srun: Job step aborted: Waiting up to 32 seconds for job step to finish."
+ABORTED_SECONDS = 31.0
+"""From that line to srun's end, where a node of the step is silent (seen on 22.05)."""
 KILLED_SECONDS = 0.5
 """Two ends within this time are not told apart."""
 KILLED_TASKS_SECONDS = 1.0
@@ -544,14 +546,20 @@ class ResumeWorld:
         if word:
             self._tell_end(step, word)
         if word:
-            step.srun.says(
-                "srun: Job step aborted: Waiting up to 32 seconds for job step to finish."
-            )
+            step.srun.says(ABORTED)
+            self.schedule.after(ABORTED_SECONDS, self._time_out, step)
         for task in step.living():
             self._kill_task(step, task)
         self._settle_step(step)
         # Slurm gives dead nodes up after a while.
         self.schedule.after(60.0, self._forget_step, step)
+
+    def _time_out(self, step: SimStep) -> None:
+        """Have srun wait no longer for a step that was aborted: one of its nodes is silent."""
+        if step.srun.running:
+            step.srun.says("srun: error: Timed out waiting for job step to complete")
+            code = max((task.code for task in step.tasks), default=0)
+            self.schedule.after(self.random.uniform(0.02, 0.2), step.srun.ends, code or 137)
 
     def _tell_end(self, step: SimStep, word: str) -> None:
         """Have slurmstepd say that a step is cancelled."""

@@ -119,7 +119,7 @@ class SimSrun(SrunStep):
 
     def says(self, text: str) -> None:
         """Print a line."""
-        if self.running and self._stderr.read(f"{text}\n".encode()):
+        if self.running and self._stderr.read(f"{text}\n".encode(), self.clock.monotonic()):
             self._on_news()
 
     def ends(self, returncode: int) -> None:

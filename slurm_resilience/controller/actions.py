@@ -261,7 +261,7 @@ class NoteJob(msgspec.Struct, frozen=True, tag=True):
     node: str = ""
     """The node that it is about."""
     uid: int = -1
-    """The job's user, where it matters who said it."""
+    """The job's user; -1: not known."""
 
 
 class NotePause(msgspec.Struct, frozen=True, tag=True):

@@ -21,6 +21,7 @@ from slurm_resilience.controller.heard import InboxMessage, OfJob, without_balla
 from slurm_resilience.controller.job_lookups import JobLookups
 from slurm_resilience.controller.node_requests import NodeRequests
 from slurm_resilience.controller.pages import StatusPages, public_event
+from slurm_resilience.controller.query.private_jobs import PrivateJobs
 from slurm_resilience.controller.registry import Registry
 from slurm_resilience.errors import NotPermitted, SresError, UsageError
 from slurm_resilience.model import Job, Node
@@ -205,17 +206,26 @@ class Inbox:
             self._registry.wake.set()
 
     def _answer(self, request: StatusRequest, uid: int) -> Message:
+        private = self._private_jobs(uid)
         if request.what not in ("status", "summary"):
             data, following = self._history(request)
             if uid not in self._trusted_uids and "events" in data:
                 data["events"] = [public_event(event) for event in data["events"]]
-            return Status(data, following)
+            return Status(data if private is None else private.of(data), following)
         with self._lock:
             pages = self._status
         if request.what == "summary":
-            return Status(pages.summary)
-        data, following = pages.page(request.after)
+            return Status(pages.summary_for(private))
+        data, following = pages.page(request.after, private)
         return Status(data, following)
+
+    def _private_jobs(self, uid: int) -> PrivateJobs | None:
+        """Return the jobs that a user may read about; None: all."""
+        if uid in self._trusted_uids or not self._lookups.hides_jobs():
+            return None
+        with self._lock:
+            jobs = self._jobs
+        return PrivateJobs(uid, {job.id for job in jobs.values() if job.uid == uid})
 
     def _may_requeue(self, client: Client) -> bool:
         with self._lock:

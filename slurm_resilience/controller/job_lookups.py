@@ -31,13 +31,18 @@ class _Answer(NamedTuple):
 class JobLookups:
     """Thread safe."""
 
-    def __init__(self, find_job: Callable[[int], Job], clock: Clock) -> None:
+    def __init__(
+        self, find_job: Callable[[int], Job], clock: Clock, hides_jobs: Callable[[], bool] = bool
+    ) -> None:
         """
         Args:
             find_job: reads one job from Slurm.
             clock: its monotonic time counts.
+            hides_jobs: tells whether Slurm hides users' jobs from each other; by default it does
+                not.
         """
         self._find_job = find_job
+        self.hides_jobs = hides_jobs
         self._clock = clock
         self._lock = threading.Lock()
         self._answers: dict[int, _Answer] = {}

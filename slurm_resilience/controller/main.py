@@ -139,10 +139,13 @@ class Controller:
         self.registry = Registry(clock, config.detect.silent_after)
         for agent in self.journal.agents().values():
             self.registry.expect(agent)
+        settings = SlurmSettings(client, info, clock)
         self.inbox = Inbox(
             self.registry,
             trusted_uids=frozenset({0, info.slurm_user_uid}),
-            lookups=JobLookups(lambda job_id: find_job(client, job_id), clock),
+            lookups=JobLookups(
+                lambda job_id: find_job(client, job_id), clock, lambda: settings.last.hides_jobs
+            ),
             history=HistoryReader(state_dir / "journal.db").read,
             clock=clock,
         )
@@ -176,7 +179,7 @@ class Controller:
             bool(config.spares),
             borders.gate.facts,
         )
-        self._cycle = Cycle(sources, actor, config, SlurmSettings(client, info, clock))
+        self._cycle = Cycle(sources, actor, config, settings)
 
     def cycle(self) -> str:
         """Do one round; returns its sentence."""

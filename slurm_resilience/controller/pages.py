@@ -10,6 +10,8 @@ from typing import Any
 
 import msgspec
 
+from slurm_resilience.controller.query.private_jobs import PrivateJobs
+
 PAGE_BYTES = 256 << 10
 """A page ends with the entry that makes it as large as this."""
 _LISTS = ("nodes", "jobs")
@@ -45,23 +47,39 @@ class StatusPages:
         """Return the same with other values in its summary."""
         return StatusPages({**self.summary, **self._lists, **news})
 
-    def page(self, after: str = "") -> tuple[dict[str, Any], str]:
+    def page(
+        self, after: str = "", private: PrivateJobs | None = None
+    ) -> tuple[dict[str, Any], str]:
         """Return a page, and what to ask the next one with.
 
         Args:
             after: what came with the page before; empty: the first page, which has the summary.
+            private: the jobs that may be read about; None: all.
         """
-        data: dict[str, Any] = {} if after else dict(self.summary)
+        data: dict[str, Any] = {} if after else self.summary_for(private)
         data |= {name: {} for name in self._lists}
         names, size = list(self._lists), 0
         for index in range(self._index_after(after), len(self._order)):
             rank, key = self._order[index]
-            entry = msgspec.Raw(msgspec.msgpack.encode(self._lists[names[rank]][key]))
+            content = self._lists[names[rank]][key]
+            if private is not None:
+                if names[rank] == "jobs" and not private.shows(int(key)):
+                    continue
+                content = private.of(content)
+            entry = msgspec.Raw(msgspec.msgpack.encode(content))
             data[names[rank]][key] = entry
             size += len(entry) + len(key)
             if size >= PAGE_BYTES and index + 1 < len(self._order):
                 return data, f"{rank}/{key}"
         return data, ""
+
+    def summary_for(self, private: PrivateJobs | None) -> dict[str, Any]:
+        """Return what does not grow with the cluster.
+
+        Args:
+            private: the jobs that may be read about; None: all.
+        """
+        return dict(self.summary if private is None else private.of(self.summary))
 
     def _index_after(self, after: str) -> int:
         """Return where the next page begins. The status may be newer than the page before."""

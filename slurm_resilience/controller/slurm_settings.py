@@ -22,6 +22,11 @@ class SlurmSettings:
         self._read = clock.monotonic()
         self._domains: Mapping[str, str] | None = None
 
+    @property
+    def last(self) -> ClusterInfo:
+        """The settings as they were read last; Slurm is not asked."""
+        return self._info
+
     def now(self) -> ClusterInfo:
         """Return the settings, at most `READ_AGAIN_SECONDS` old while Slurm answers."""
         moment = self._clock.monotonic()

@@ -77,6 +77,12 @@ class ClusterInfo(msgspec.Struct, frozen=True):
         return frozenset({str(self.slurm_user_uid), name} - {""})
 
     @property
+    def hides_jobs(self) -> bool:
+        """Users may not see other users' jobs (PrivateData)."""
+        hidden = self.raw.get("PrivateData", "").lower().split(",")
+        return not {"jobs", "all"}.isdisjoint(word.strip() for word in hidden)
+
+    @property
     def returns_by_itself(self) -> bool:
         """A DOWN node may go into service when its slurmd registers: at 2 for whatever reason it is
         DOWN, at 1 where Slurm itself found that it does not respond."""

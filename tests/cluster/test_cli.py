@@ -82,7 +82,7 @@ def user_python(lab: Lab) -> list[str]:
 @pytest.fixture(scope="module")
 def module_lab(shared_lab: Callable[[LabSpec], Lab]) -> Lab:
     # Its own spec: these tests mark nodes.
-    return shared_lab(LabSpec(nodes=4, cpus=3))
+    return shared_lab(LabSpec(nodes=4, cpus=3, options={"PrivateData": "jobs"}))
 
 
 @pytest.fixture
@@ -230,7 +230,7 @@ def test_a_user_may_look_and_not_touch(sres: Sres, wait_for: Callable[..., Any])
         assert "does not let alice change nodes" in one_line(sres.alice(*words.split()), 6)
     for words in ("pause", "unpause"):
         assert "only root" in one_line(sres.alice(words), 6)
-    assert "not yours" in one_line(sres.alice("job", "show", str(job)), 6)
+    assert "does not exist" in one_line(sres.alice("job", "show", str(job)), 5)
     assert sres.world() == before
 
 
@@ -356,8 +356,14 @@ def test_a_supervised_job_is_its_owners(sres: Sres, wait_for: Callable[..., Any]
     wait_for(lambda: len(sres.json("job", "list")) == 2, 30, "root's job is supervised too")
     mine = sres.alice("job", "list", "--format", "json")
     assert [entry["job"] for entry in json.loads(mine.stdout)] == [job]
-    assert "not yours" in one_line(sres.alice("job", "show", str(other)), 6)
+    assert "does not exist" in one_line(sres.alice("job", "show", str(other)), 5)
     assert str(other) in sres.ok("status")
+    # PrivateData=jobs holds for what sresctld tells, too.
+    told = json.loads(sres.alice("events", "--format", "json").stdout)
+    assert {event["job"] for event in told} & {job, other} == {job}
+    (seen,) = json.loads(sres.alice("status", "--format", "json").stdout)["jobs"]
+    assert seen["job"] == job
+    assert {event["job"] for event in sres.json("events")} >= {job, other}
 
 
 def test_run_passes_arguments_and_exit_code(sres: Sres, tmp_path: Path) -> None:

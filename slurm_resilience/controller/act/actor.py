@@ -20,7 +20,7 @@ from slurm_resilience.controller.act.left_over_acts import LeftOverActs
 from slurm_resilience.controller.act.nodes import NodeActs
 from slurm_resilience.controller.act.notes import NoteWriter
 from slurm_resilience.controller.act.repair import RepairActs
-from slurm_resilience.controller.act.reporting import Reporter
+from slurm_resilience.controller.act.reporting import Reporter, user_of
 from slurm_resilience.controller.act.spare_acts import SpareActs
 from slurm_resilience.controller.alarms import SHOWN_AFTER_SECONDS
 from slurm_resilience.controller.journal.journal import Journal
@@ -183,6 +183,7 @@ class Actor:
             job=action.job,
             incident=action.incident,
             key=action.key,
+            **user_of(snapshot, action.job),
         )
         if action.remember:
             self._journal.note_alarm(action.incident)

@@ -6,7 +6,7 @@ import logging
 from weakref import WeakKeyDictionary
 
 from slurm_resilience.clock import Clock
-from slurm_resilience.controller.act.reporting import Reporter
+from slurm_resilience.controller.act.reporting import Reporter, user_of
 from slurm_resilience.controller.actions import (
     EndPendingRequeue,
     EndStrandedJob,
@@ -130,7 +130,7 @@ class JobActs:
         job = self._client.job(change.job)
         if job.state == "RUNNING" and set(change.keep) == set(job.nodes):
             text = f"{text}, together with others that died"
-            self._reporter.event("taken-out", text, node=node, job=job.id, incident=incident)
+            self._event("taken-out", text, job, node, incident)
             return ()
         if job.state != "RUNNING" or not set(change.keep) < set(job.nodes):
             # Shrinking a job that is PENDING again would tell it which nodes to wait for.
@@ -138,12 +138,12 @@ class JobActs:
             return ()
         try:
             self._client.shrink(change.job, change.keep)
-            self._reporter.event("taken-out", text, node=node, job=job.id, incident=incident)
+            self._event("taken-out", text, job, node, incident)
         except SresError as error:
             # Then Slurm's own rule decides: the job shrinks (--no-kill) or is requeued.
             log.warning("%s: not possible: %s", text, error)
             text = f"{text}: {error}"
-            self._reporter.event("failed", text, node=node, job=job.id, incident=incident)
+            self._event("failed", text, job, node, incident)
             if job.is_batch and job.requeue:
                 self.follow_dead_node(job, node)
             return ()
@@ -162,7 +162,7 @@ class JobActs:
         if now - self._requeued_at.get(job.id, -REQUEUE_AGAIN_SECONDS) < REQUEUE_AGAIN_SECONDS:
             return
         self._requeued_at[job.id] = now
-        self._reporter.event("requeue", action.reason, job=action.job)
+        self._event("requeue", action.reason, job)
         self._client.requeue(action.job)
 
     def end_stranded(self, snapshot: ClusterSnapshot, action: EndStrandedJob) -> None:
@@ -185,7 +185,7 @@ class JobActs:
         job = self._client.job(action.job)
         is_the_same = job.restarts == snapshot.jobs[action.job].restarts
         if is_the_same and job.is_stranded and not self._notifier.hears(job.id):
-            self._reporter.event("job-ended", action.reason, job=job.id)
+            self._event("job-ended", action.reason, job)
             self._client.cancel_job(job.id)
 
     def raise_priority(self, snapshot: ClusterSnapshot, action: RaisePriority) -> None:
@@ -221,10 +221,15 @@ class JobActs:
         entry = action.pending_requeue
         self._journal.put_pending_requeue(entry)
         if entry.job not in snapshot.pending_requeues and not entry.wanted:
-            self._reporter.event("requeue", f"Slurm requeued it: {entry.reason}", job=entry.job)
+            text = f"Slurm requeued it: {entry.reason}"
+            self._reporter.event("requeue", text, job=entry.job, **user_of(snapshot, entry.job))
 
     def end_pending_requeue(self, snapshot: ClusterSnapshot, action: EndPendingRequeue) -> None:
         self._journal.drop_pending_requeue(action.job)
         self._started_at.pop(action.job, None)
         self._requeued_at.pop(action.job, None)
-        self._reporter.event("requeued", action.reason, job=action.job)
+        user = user_of(snapshot, action.job)
+        self._reporter.event("requeued", action.reason, job=action.job, **user)
+
+    def _event(self, kind: str, text: str, job: Job, node: str = "", incident: int = 0) -> None:
+        self._reporter.event(kind, text, node=node, job=job.id, incident=incident, uid=job.uid)

@@ -102,8 +102,10 @@ class NodeActs:
         number = incident.id if incident else 0
         for job_id in action.requeued:
             self._jobs.follow_dead_node(snapshot.jobs[job_id], node.name)
-            text = f"{node.name}: {action.reason}"
-            self._reporter.event("requeue", text, node=node.name, job=job_id, incident=number)
+            text, job = f"{node.name}: {action.reason}", snapshot.jobs[job_id]
+            self._reporter.event(
+                "requeue", text, node=node.name, job=job_id, incident=number, uid=job.uid
+            )
         # What was found stands in "detected", where this incident begins with it.
         is_new = incident is not None and action.node not in snapshot.incidents
         cause = "" if is_new else f": {action.reason}"

@@ -8,6 +8,13 @@ from slurm_resilience.clock import Clock
 from slurm_resilience.controller.actions import ActOutcome
 from slurm_resilience.controller.journal.journal import Journal
 from slurm_resilience.controller.journal.records import Incident
+from slurm_resilience.controller.observe import ClusterSnapshot
+
+
+def user_of(snapshot: ClusterSnapshot, number: int) -> dict[str, Any]:
+    """Return the part of an event that tells whose job it is about; empty: it is not known."""
+    job = snapshot.jobs.get(number)
+    return {} if job is None else {"uid": job.uid}
 
 
 class Reporter:

@@ -122,7 +122,7 @@ def _review_supervised(snapshot: ClusterSnapshot) -> Iterator[Note]:
             if not was_requeued and not is_followed:
                 # Else it has only just begun again, and its next supervisor is not there yet.
                 text = "no supervisor lives: its nodes are left to Slurm"
-                yield NoteJob(job.id, "unsupervised", text)
+                yield NoteJob(job.id, "unsupervised", text, uid=job.uid)
             yield DropSupervised(job.id)
         elif was_requeued and is_followed:
             # This requeue is followed; it needs to be only once.
@@ -203,19 +203,21 @@ def notes_of(snapshot: ClusterSnapshot, heard: InboxMessage) -> Iterator[Note]:
             yield NoteSupervised(entry)
             count = len({*message.nodes} & {*entry.nodes, *entry.unseen})
             text = f"attempt {message.attempt} on {count} nodes"
-            yield NoteJob(heard.job, "attempt-started", text)
+            yield NoteJob(heard.job, "attempt-started", text, uid=entry.uid)
         case AttemptEnded():
             outcome = one_line(message.outcome)
             text = f"attempt {message.attempt} ended ({message.exit_code}): {outcome}"
-            yield NoteJob(heard.job, "attempt-ended", text)
+            uid = job.uid if job else heard.connection.uid
+            yield NoteJob(heard.job, "attempt-ended", text, uid=uid)
         case RequeueRequest() if job is not None and not job.may_be_requeued:
-            yield NoteJob(job.id, "requeue-refused", "a job with Requeue=0 cannot be requeued")
+            text = "a job with Requeue=0 cannot be requeued"
+            yield NoteJob(job.id, "requeue-refused", text, uid=job.uid)
         case RequeueRequest() if job is not None:
             reason = one_line(message.reason)
             yield KeepPendingRequeue(
                 PendingRequeue(job.id, reason, True, job.restarts, snapshot.now)
             )
-            yield NoteJob(job.id, "requeue-asked", reason)
+            yield NoteJob(job.id, "requeue-asked", reason, uid=job.uid)
         case WrongResults() | LeftNode() if job is not None:
             yield from _named(snapshot, job, message)
         case PauseRequest():

@@ -63,7 +63,7 @@ class SpareTable:
         text = f"{move.event}: {move.text}"
         with together(self._db):
             put_body(self._db, "spare_gifts", job, gift)
-            write_event(self._db, now, "spares", text, job=job, nodes=gift.spares)
+            write_event(self._db, now, "spares", text, job=job, nodes=gift.spares, uid=gift.uid)
         return gift
 
     def drop_gift(self, job: int) -> None:

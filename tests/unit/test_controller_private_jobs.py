@@ -1,0 +1,83 @@
+"""With PrivateData=jobs a user reads of no other user's job."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+import pytest
+
+from slurm_resilience.controller.pages import StatusPages
+from slurm_resilience.controller.query.private_jobs import PrivateJobs
+from slurm_resilience.slurm.client import ClusterInfo
+
+ALICE, BOB = 1001, 1002
+MINE = PrivateJobs(ALICE, {7, 17})
+
+
+def info(private_data: str) -> ClusterInfo:
+    return ClusterInfo("c", "22.05", (), 6817, 0, "", "", "", {"PrivateData": private_data})
+
+
+@pytest.mark.parametrize(
+    ("setting", "hides"),
+    [
+        ("none", False),
+        ("", False),
+        ("usage,users", False),
+        ("jobs", True),
+        ("accounts,jobs,usage", True),
+        ("Jobs", True),
+        ("all", True),
+    ],
+)
+def test_slurms_setting_is_read(setting: str, hides: bool) -> None:
+    assert info(setting).hides_jobs is hides
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ("requeue job 8", "requeue job (hidden)"),
+        ("requeue job 7", "requeue job 7"),
+        ("jobs 7, 8 and 17", "jobs 7, (hidden) and 17"),
+        ("job 77; job 17", "job (hidden); job 17"),
+        ("Job 8, set DOWN n8", "Job (hidden), set DOWN n8"),
+        ("by 3 job(s) of 2 user(s)", "by 3 job(s) of 2 user(s)"),
+        ("3 jobs 2 nodes", "3 jobs (hidden) nodes"),
+        ("no beat for 8 s", "no beat for 8 s"),
+    ],
+)
+def test_texts_name_own_jobs_alone(text: str, shown: str) -> None:
+    assert MINE.of(text) == shown
+
+
+def event(job: int, uid: int | None = None) -> dict[str, Any]:
+    return {"job": job, "text": f"about {job}", "data": {} if uid is None else {"uid": uid}}
+
+
+def test_an_event_remembers_whose_job_it_was() -> None:
+    events = [event(0), event(7), event(8), event(3, ALICE), event(7, BOB)]
+    kept = MINE.of({"events": events})["events"]
+    assert kept == [event(0), event(7), event(3, ALICE)]
+
+
+def test_a_users_status_has_own_jobs_alone() -> None:
+    known = {
+        "sentence": "requeue job 8",
+        "alarms": [{"job": 8, "node": "", "text": "a"}, {"job": 0, "node": "n1", "text": "b"}],
+        "spares": [{"given": [{"job": 8, "nodes": ["n9"]}], "kept": ["n9"]}],
+        "nodes": {"n1": {"why": "newest: job 8", "jobs": [7, 8], "incident": None}},
+        "jobs": {"7": {"nodes": ["n1"]}, "8": {"nodes": ["n1"]}, "9": {"nodes": ["n1"]}},
+    }
+    page, after = StatusPages(known).page(private=MINE)
+    shown = msgspec.msgpack.decode(msgspec.msgpack.encode(page))
+    assert not after
+    assert shown == {
+        "sentence": "requeue job (hidden)",
+        "alarms": [{"job": 0, "node": "n1", "text": "b"}],
+        "spares": [{"given": [], "kept": ["n9"]}],
+        "nodes": {"n1": {"why": "newest: job (hidden)", "jobs": [7], "incident": None}},
+        "jobs": {"7": {"nodes": ["n1"]}},
+    }
+    assert StatusPages(known).page()[0]["sentence"] == "requeue job 8"

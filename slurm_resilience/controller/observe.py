@@ -82,6 +82,8 @@ class Repairs(msgspec.Struct, frozen=True):
     """By incident id: the latest try."""
     stopped: frozenset[str] = frozenset()
     """Nodes whose repair was stopped for a person, and has not ended yet."""
+    no_room: str = ""
+    """The disk's lack, for which no repair is begun; empty: there is room."""
 
 
 class ClusterSnapshot(msgspec.Struct, frozen=True):
@@ -185,7 +187,7 @@ def _repairs(
             order = repair_order(sources.state_dir, last, seconds)
             if replacers.is_unfinished(order, node, now):
                 stopped.add(name)
-    return Repairs(runs, frozenset(stopped))
+    return Repairs(runs, frozenset(stopped), replacers.lack_of_room(sources.state_dir))
 
 
 def _reservations(client: ReservationClient) -> tuple[Reservation, ...] | None:

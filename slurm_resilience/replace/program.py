@@ -22,6 +22,7 @@ from typing import Protocol
 
 from slurm_resilience.errors import SresError
 from slurm_resilience.model import Node
+from slurm_resilience.replace.disk_room import lack_of_room
 from slurm_resilience.replace.repair_order import RepairOrder, Run, RunExists
 
 LOCK, RESULT, OUTPUT, RUNNER = "lock", "rc", "output", "runner"
@@ -40,6 +41,10 @@ _BEHIND_THE_END = 1
 
 class RunHost(Protocol):
     """The machine on which runs are started. The simulator has one of its own."""
+
+    def lack_of_room(self, directory: Path) -> str:
+        """Return what the disk of a directory lacks for a new run; empty: nothing is known."""
+        ...
 
     def make(self, directory: Path) -> None:
         """Make a run's directory, which must not exist, with room for all that is written later."""
@@ -68,6 +73,9 @@ class ThisHost:
 
     def __init__(self) -> None:
         self._children: list[subprocess.Popen[bytes]] = []
+
+    def lack_of_room(self, directory: Path) -> str:
+        return lack_of_room(directory)
 
     def make(self, directory: Path) -> None:
         directory.mkdir(parents=True)

@@ -14,6 +14,7 @@ import logging
 import re
 from collections.abc import Callable, Iterator, Mapping
 from importlib.metadata import entry_points
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -73,6 +74,10 @@ class Replacers:
     def name_of(self, action: str) -> str:
         """Return the name of the replacer that does this action."""
         return self._chosen.get(action, PROGRAM)
+
+    def lack_of_room(self, directory: Path) -> str:
+        """Return what the disk of a directory lacks for a new run; empty: nothing is known."""
+        return self._host.lack_of_room(directory)
 
     def start(self, order: RepairOrder, action: str, node: Node, now: float) -> None:
         """Begin an order with the replacer of this action.

@@ -711,6 +711,15 @@ def test_marked_without_work_is_replaced() -> None:
     assert actions(seen, act.StartReplacement) == [act.StartReplacement("n1", 1)]
 
 
+def test_without_room_on_the_disk_no_try_is_counted() -> None:
+    """Its program would not be started, and after three of them a person would have to look."""
+    known = incident(state=NodeState.EMPTY, kind="requested")
+    seen = world(MARKED, agents=(SICK,), incidents=(known,), no_room="8 KiB are free")
+    assert actions(seen, act.StartReplacement) == []
+    (alarm,) = actions(seen, act.RaiseAlarm)
+    assert "8 KiB are free" in alarm.text and alarm.key.startswith("no-room")
+
+
 # -- life is looked at again before what cannot be undone --------------------------------------
 
 EMPTY = incident(state=NodeState.EMPTY, attempts=1)

@@ -252,6 +252,27 @@ def test_a_journal_of_another_version_is_refused(tmp_path: Path, version: int) -
         Journal(path)
 
 
+@pytest.mark.parametrize("name", ["journal.db", "journal.db-wal"])
+def test_a_removed_file_is_noticed(tmp_path: Path, name: str) -> None:
+    """Writes from then on would be lost with this process."""
+    journal = Journal(tmp_path / "journal.db")
+    journal.event(1.0, "note", "a text")
+    assert journal.is_in_place
+    (tmp_path / name).unlink()
+    assert not journal.is_in_place
+
+
+def test_a_journal_is_opened_without_a_write(tmp_path: Path) -> None:
+    """A question about the past must be answered also while the disk is full."""
+    path = tmp_path / "journal.db"
+    journal = Journal(path)
+    journal.event(1.0, "note", "a text")
+    journal._db.execute("BEGIN IMMEDIATE")  # whatever writes now is refused
+    reading = Journal(path, lambda name: sqlite3.connect(name, isolation_level=None, timeout=0))
+    assert [event["text"] for event in reading.events()] == ["a text"]
+    journal._db.execute("ROLLBACK")
+
+
 def test_a_journal_of_another_cluster_is_refused(tmp_path: Path) -> None:
     """A copied state directory, say: its incidents are of other nodes with the same names."""
     for cluster in ("blue", "blue", "green"):

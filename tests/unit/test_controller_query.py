@@ -81,6 +81,10 @@ def test_a_dead_node_is_replaced_when_it_was_silent_for_long_enough() -> None:
             "replaced after a person: no replacement program is configured",
         ),
         (
+            world(MARKED, incidents=(EMPTY,), no_room="8 KiB are free", **SICK),
+            "replaced after room on sresctld's disk: 8 KiB are free",
+        ),
+        (
             world(MARKED, incidents=(EMPTY,), breaker=BreakerState(NOW - 5, NOW - 5, "x"), **SICK),
             "replaced after the breaker (sres breaker)",
         ),

@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 from slurm_resilience.errors import SresError
-from slurm_resilience.replace import program, program_runner
+from slurm_resilience.replace import disk_room, program, program_runner
 from slurm_resilience.replace.repair_order import Run, RunExists
 
 
@@ -303,3 +303,29 @@ for child in children:
         [sys.executable, "-c", runaway], capture_output=True, text=True, check=True, timeout=30
     )
     assert int(said.stdout) <= 5
+
+
+@pytest.mark.parametrize(
+    ("blocks", "free", "files", "free_files", "flags", "lack"),
+    [
+        (2000, 1024, 1000, 1000, 0, ""),
+        (1000, 999, 1000, 1000, 0, "3996 KiB are free, 4096 KiB are needed"),
+        (2000, 2000, 1000, 49, 0, "49 files can be made, 50 are needed"),
+        (2000, 2000, 1000, 1000, os.ST_RDONLY, "it is mounted read-only"),
+        (0, 0, 0, 0, 0, ""),
+        (2000, 2000, 0, 0, 0, ""),
+    ],
+)
+def test_a_lack_of_room_is_told(
+    blocks: int, free: int, files: int, free_files: int, flags: int, lack: str
+) -> None:
+    """A file system without bounds tells 0 of 0."""
+    block = 4096
+    found = os.statvfs_result(
+        (block, block, blocks, free, free, files, free_files, free_files, flags, 255)
+    )
+    assert disk_room.lack_of(found) == lack
+
+
+def test_room_that_cannot_be_told_is_no_lack(tmp_path: Path) -> None:
+    assert disk_room.lack_of_room(tmp_path / "gone") == ""

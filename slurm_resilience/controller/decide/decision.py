@@ -38,6 +38,7 @@ from slurm_resilience.controller.decide.hints import (
     failing_sinks,
     leaked_gres,
     near_misses,
+    no_room,
     standby_alarms,
     unheard,
     unprobed,
@@ -139,6 +140,7 @@ def decide(
     actions += wrong_results(snapshot)
     actions += black_holes(snapshot)
     actions += failing_sinks(snapshot)
+    actions += no_room(snapshot)
     actions += standby_alarms(snapshot)
     actions += spare_alarms(snapshot, config)
     actions += unheard(snapshot, config.detect)

@@ -24,6 +24,7 @@ UNPROBED_SECONDS = 60.0
 
 AWAY_SECONDS = 30.0
 """A standby that is restarted is back by then."""
+DAY_SECONDS = 86400.0
 
 
 def near_misses(snapshot: ClusterSnapshot) -> Iterator[RaiseAlarm]:
@@ -93,6 +94,17 @@ def failing_sinks(snapshot: ClusterSnapshot) -> Iterator[RaiseAlarm]:
     """Raise an alarm for sinks of events that people rely on in vain."""
     for name, reason in snapshot.site.failing_sinks:
         yield RaiseAlarm(f"sink-{name}", f"sink {name} {reason}; its events are kept for a day")
+
+
+def no_room(snapshot: ClusterSnapshot) -> Iterator[RaiseAlarm]:
+    """Raise an alarm before the disk of sresctld's own state is full: then nothing can be done."""
+    if lack := snapshot.repairs.no_room:
+        text = (
+            f"sresctld's disk (controller.state_dir) is short: {lack}; no replacement is begun, "
+            "and when the journal cannot be written, nothing is done at all: make room there"
+        )
+        # Told again each day: a disk may be short once more.
+        yield RaiseAlarm(f"no-room-{snapshot.now // DAY_SECONDS:.0f}", text)
 
 
 def standby_alarms(snapshot: ClusterSnapshot) -> Iterator[RaiseAlarm]:

@@ -189,6 +189,8 @@ class Ceilings:
 
     def take(self, incident: Incident) -> bool:
         """Tell whether one more may begin, and count it."""
+        if self._snapshot.repairs.no_room:
+            return False  # its program would not be started, and the try would count
         is_asked = incident.kind == "requested"
         if not is_asked and self._snapshot.memory.breaker.is_tripped:
             return False
@@ -210,7 +212,8 @@ class Ceilings:
             refused: nodes that were not let through.
         """
         is_full = self._within_hour >= self._limits.max_per_hour
-        if not refused or not is_full or self._snapshot.memory.breaker.is_tripped:
+        no_room = self._snapshot.repairs.no_room
+        if not refused or no_room or not is_full or self._snapshot.memory.breaker.is_tripped:
             return
         shown = ",".join(list(refused)[:SHOWN_NODES])
         text = (

@@ -56,13 +56,14 @@ class Journal(EventTable, IncidentTable, FaultMemory, KnownPeers, SpareTable):
         self._number_after = 0
         self._agents: dict[str, KnownAgent] | None = None
         self._db = open_journal(path, connect)
-        self._file = _file_of(path)
+        self._files = {name: _file_of(name) for name in (path, f"{path}-wal")}
 
     @property
     def is_in_place(self) -> bool:
-        """Tell whether the file is still the one that was opened: what is written into a removed
-        one is lost with this process."""
-        return _file_of(self._path) == self._file
+        """Tell whether the file is still the one that was opened, and the -wal beside it, in which
+        the newest part is: what is written into a removed one is lost with this process."""
+        known = ((name, file) for name, file in self._files.items() if file is not None)
+        return all(_file_of(name) == file for name, file in known)
 
     def close(self) -> None:
         self._db.close()

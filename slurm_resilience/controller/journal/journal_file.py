@@ -73,7 +73,9 @@ def open_journal(
                 "(sresctld then starts with an empty journal, and is not paused)"
             )
         db.executescript(_SCHEMA)
-        db.execute(f"PRAGMA user_version={SCHEMA_VERSION}")
+        if version != SCHEMA_VERSION:
+            # Not in vain: a question about the past must be answered also while the disk is full.
+            db.execute(f"PRAGMA user_version={SCHEMA_VERSION}")
     except (sqlite3.Error, OSError) as error:
         raise SresError(f"the journal {path} cannot be opened: {error}") from None
     return db

@@ -173,6 +173,8 @@ def _of_repair(
         return when(ready.text)
     if incident.kind != "requested" and snapshot.memory.breaker.is_tripped:
         return when("the breaker (sres breaker)")
+    if snapshot.repairs.no_room:
+        return when(f"room on sresctld's disk: {snapshot.repairs.no_room}")
     if running >= config.replace.max_running:
         return when(f"one of {running} replacements to end (replace.max_running)")
     starts = snapshot.memory.starts

@@ -93,6 +93,10 @@ class SimHost:
 
     # -- RunHost ------------------------------------------------------------------------------
 
+    def lack_of_room(self, directory: Path) -> str:
+        # It may be the last look before the room is gone.
+        return "no room" if self.full and self._random.random() < 0.9 else ""
+
     def make(self, directory: Path) -> None:
         self.boundary("before a run's directory")
         if self.full and self._random.random() < 0.7:

@@ -160,6 +160,12 @@ def test_a_persons_drain_in_mid_replacement_stands(
     assert reason(lab, "n2").startswith("RMA 4711, keep out")
     assert "DRAIN" in lab.node_states()["n2"]
     assert not {"resuming", "resumed", "replaced"} & set(kinds(lab, "n2"))
+    # Another machine, with a state directory of its own, begins nothing beside it.
+    own, other = lab.directory / "etc" / "sres.toml", tmp_path / "sres.toml"
+    directory = str(lab.directory / "ctl" / "sresctld")
+    other.write_text(own.read_text().replace(directory, str(tmp_path / "state")))
+    done = lab.run([str(own_bin() / "sresctld"), "--config", str(other), "--once"], node="n1")
+    assert done.returncode == 1 and "sresctld on ctl acts already" in done.stderr
 
 
 def test_a_node_that_comes_back_sick_never_gets_a_job(

@@ -177,6 +177,43 @@ def test_a_sresctld_does_not_act_beside_one_that_knows_nothing_of_it(
         check_alone(config, info)
 
 
+@pytest.mark.parametrize(
+    ("here", "host", "answers", "refusal"),
+    [
+        ("ctl", "", "", ""),
+        ("login1", "", "", "look for sresctld on ctl, and this machine is login1"),
+        ("login1", "", "10.0.0.1", "sresctld on ctl acts already"),
+        ("login1", "login1", "", ""),
+        ("login1.site.org", "login1", "", ""),
+        ("old", "login1", "", "look for sresctld on login1, and this machine is old"),
+        ("old", "login1", "login1", "sresctld on login1 acts already"),
+        ("old", "login1", "10.0.0.1", "sresctld on ctl acts already"),
+        ("old", "127.0.0.1", "", ""),
+        ("ctl", "login1", "login1", "sresctld on login1 acts already"),
+        ("ctl", "ctl,login1", "login1", "sresctld on login1 acts already"),
+    ],
+)
+def test_where_slurm_has_one_controller_sresctld_runs_on_one_machine(
+    here: str, host: str, answers: str, refusal: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another one, with a state directory of its own, would replace the same nodes."""
+
+    def opened(place: str, *words: object, **named: object) -> io.BytesIO:
+        if place != answers:
+            raise WireError("no answer")
+        return io.BytesIO()
+
+    monkeypatch.setattr("slurm_resilience.wire.client.Connection.open", opened)
+    monkeypatch.setattr("socket.gethostname", lambda: here)
+    text = CONFIG.format("/x").replace("SlurmctldHost[1] = ctl2.site.org\n", "")
+    info, config = slurm_parse.config(text), parse(f'[controller]\nhost = "{host}"\n')
+    if not refusal:
+        check_alone(config, info)
+        return
+    with pytest.raises(SresError, match=refusal):
+        check_alone(config, info)
+
+
 def test_acts_without_a_partner_make_each_copy_of_the_journal_an_old_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -184,6 +221,7 @@ def test_acts_without_a_partner_make_each_copy_of_the_journal_an_old_one(
         raise WireError("no answer")
 
     monkeypatch.setattr("slurm_resilience.wire.client.Connection.open", opened)
+    monkeypatch.setattr("socket.gethostname", lambda: "ctl")
     info = slurm_parse.config(CONFIG.format(tmp_path))
     config = parse(f'[controller]\nstate_dir = "{tmp_path}"\n')
     Journal(tmp_path / "journal.db").close()

@@ -138,6 +138,23 @@ class StandbyDesk:
         client.send(JournalHead(self._host, history, position, is_active=False))
 
 
+def is_this_machine(name: str) -> bool:
+    """Tell whether a name or an address is this machine's: its own name, or an address here."""
+    if name.partition(".")[0] == socket.gethostname().partition(".")[0]:
+        return True
+    return any(_is_here(address) for address in addresses_of(name))
+
+
+def _is_here(address: str) -> bool:
+    family = socket.AF_INET6 if ":" in address else socket.AF_INET
+    with socket.socket(family, socket.SOCK_DGRAM) as trial:
+        try:
+            trial.bind((address, 0))
+        except OSError:
+            return False
+    return True
+
+
 def addresses_of(name: str) -> set[str]:
     """Return the addresses of a machine; empty: its name cannot be resolved now."""
     try:

@@ -23,6 +23,7 @@ from slurm_resilience.controller.standby.desks import (
     StandbyDesk,
     StandbyPermit,
     addresses_of,
+    is_this_machine,
 )
 from slurm_resilience.controller.standby.follower import JournalFile
 from slurm_resilience.controller.standby.inheritance import (
@@ -266,8 +267,8 @@ def begin_alone(config: Config, info: ClusterInfo, clock: Clock) -> None:
 
 
 def check_alone(config: Config, info: ClusterInfo) -> None:
-    """Check, for a sresctld without a partner where Slurm has a backup, that it is the only one:
-    two of them would each have the same nodes replaced.
+    """Check, for a sresctld without a partner, that it is the only one: two of them would each have
+    the same nodes replaced.
 
     Args:
         config: sres.toml.
@@ -277,25 +278,38 @@ def check_alone(config: Config, info: ClusterInfo) -> None:
         SresError: it is to run on another machine, or runs there too.
     """
     hosts = controller_hosts(info)
-    if len(hosts) < MACHINES:
-        return
     own = own_host(hosts)
     others = tuple(host for host in hosts if host != own)
     named = config.controller.hosts
     is_ours = bool(named) and own is not None and own_host((own,), named[0]) is not None
-    if len(named) == 1 and not is_ours and (other := _meant(named[0], others)) is not None:
+    other = _meant(named[0], others) if len(named) == 1 and not is_ours else None
+    if len(hosts) >= MACHINES and other is not None:
         raise SresError(
             f"controller.host names {other.name} alone, and this machine is "
             f"{own.name if own is not None else socket.gethostname()}: sresctld runs there; for "
             "a standby name both machines, the same in both files"
         )
-    for host in others:
-        if _is_served(host, config, info):
+    # Where nodes and people look for sresctld, and where else it may run.
+    places = {name: name for name in named} or {host.address: host.name for host in hosts}
+    own_address = own.address if own is not None else ""
+    others_at = {host.address: host.name for host in others} | {
+        address: name
+        for address, name in places.items()
+        if address != own_address and not is_this_machine(address)
+    }
+    for address, name in others_at.items():
+        if _is_served(address, config, info):
             raise SresError(
-                f"sresctld on {host.name} acts already: of two that know nothing of each other "
+                f"sresctld on {name} acts already: of two that know nothing of each other "
                 "each would have the same nodes replaced; give both machines the same "
                 "controller.host"
             )
+    if places and own is None and places.keys() <= others_at.keys():
+        raise SresError(
+            f"nodes and people look for sresctld on {', '.join(places.values())}, and this machine "
+            f"is {socket.gethostname()}: start it there, or name this machine in controller.host, "
+            "the same in every sres.toml (to try it here: --dry-run)"
+        )
 
 
 def _meant(name: str, hosts: Collection[ControllerHost]) -> ControllerHost | None:
@@ -306,11 +320,11 @@ def _meant(name: str, hosts: Collection[ControllerHost]) -> ControllerHost | Non
     return next(by_name, None) or next(by_address, None)
 
 
-def _is_served(host: ControllerHost, config: Config, info: ClusterInfo) -> bool:
+def _is_served(address: str, config: Config, info: ClusterInfo) -> bool:
     """Tell whether the sresctld of another machine answers nodes and people."""
     try:
         Connection.open(
-            host.address,
+            address,
             config.controller.port,
             "query",
             munge_socket=config.wire.munge_socket or info.munge_socket,

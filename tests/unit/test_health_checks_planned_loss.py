@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -46,6 +48,10 @@ def test_a_file_is_a_notice_while_it_is_there(tmp_path: Path) -> None:
     ("body", "verdict", "text"),
     [
         ("true", "pass", "no notice"),
+        ("echo FALSE", "pass", "no notice"),
+        ("echo NONE", "pass", "no notice"),
+        ("echo TRUE", "fail", "this node goes: TRUE"),
+        ("yes x", "unjudged", "notice ended with 1: x"),
         ("echo 2026-09-18 08:22 host maintenance", "fail", "this node goes at 2026-09-18 08:22"),
         ("echo preempted", "fail", "this node goes: preempted"),
         ("echo no route; exit 7", "unjudged", "notice ended with 7: no route"),
@@ -54,6 +60,21 @@ def test_a_file_is_a_notice_while_it_is_there(tmp_path: Path) -> None:
 def test_an_executable_prints_a_notice(tmp_path: Path, body: str, verdict: str, text: str) -> None:
     found = look(executable(tmp_path, body))
     assert (found.verdict, found.text) == (verdict, text)
+
+
+def test_an_executable_that_hangs_is_no_notice(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(planned_loss, "TIMEOUT_SECONDS", 0.1)
+    found = look(executable(tmp_path, "echo TRUE; sleep 60"))
+    assert (found.verdict, found.findings) == ("unjudged", ())
+
+
+@pytest.mark.parametrize("make", [Path.mkdir, os.mkfifo])
+def test_what_is_no_file_is_no_notice(tmp_path: Path, make: Callable[[Path], None]) -> None:
+    make(tmp_path / "notice")
+    found = look(tmp_path / "notice")
+    assert (found.verdict, found.text) == ("unjudged", f"{tmp_path / 'notice'} is no file")
 
 
 def test_an_executable_that_any_user_may_write_is_not_run(tmp_path: Path) -> None:

@@ -1,8 +1,9 @@
 """A notice that this machine goes at a given time: a spot instance that is taken back, say.
 
 `agent.loss_notice` names a file that is there while the notice stands, or an executable that
-prints it. What is empty, or not there, is no notice. It asks for a replacement, so that jobs leave
-the node before it goes; a notice that is taken back gives the node back.
+prints it. What is empty, or not there, is no notice, and neither is FALSE or NONE. A notice asks
+for a replacement, so that jobs leave the node before it goes; one that is taken back gives the node
+back.
 """
 
 from __future__ import annotations
@@ -22,6 +23,9 @@ PERIOD_SECONDS = 5.0
 TIMEOUT_SECONDS = 4.0
 MAX_BYTES = 4096
 MAX_CHARACTERS = 200
+_NO_NOTICE = frozenset({"", "false", "none", "null", "no", "0", "[]", "{}"})
+"""Clouds that always answer say so, as Google's `preempted` and `maintenance-event` do. Taken for a
+notice, it would have each node of the cluster replaced."""
 _TIME = re.compile(r"\d{4}-\d\d-\d\d[T ]\d\d:\d\d(?::\d\d(?:\.\d+)?)?(?:Z|[+-]\d\d:?\d\d)?")
 
 
@@ -30,6 +34,8 @@ def probe(path: Path) -> str:
     try:
         # A user must be able neither to run something as root nor to have a node replaced.
         fault = untrusted(path)
+        if not fault and not path.is_file():
+            fault = f"{path} is no file"  # a FIFO would hold up this check for ever
         if not fault and not os.access(path, os.X_OK):
             with path.open("rb") as file:
                 return " ".join(file.read(MAX_BYTES).decode("utf-8", "replace").split())
@@ -46,7 +52,7 @@ def probe(path: Path) -> str:
 
 
 def judge(notice: str, context: CheckContext) -> Judgement:
-    if not notice:
+    if notice.lower() in _NO_NOTICE:
         return Judgement("no notice")
     time = _TIME.search(notice)
     text = f"this node goes at {time[0]}" if time else f"this node goes: {notice}"

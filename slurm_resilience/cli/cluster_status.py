@@ -106,7 +106,7 @@ def _controller(
         return {"answers": False, "error": said}
     kept = ("version", "uptime", "mode", "paused", "can_replace", "permits_expansion", "sentence")
     told: dict[str, Any] = {k: data[k] for k in kept}
-    age = max(0.0, now - data["at"])
+    age = max(0.0, data.get("age", now - data["at"]))
     breaker = data.get("breaker", {})
     tripped = str(breaker.get("text", "")) if breaker.get("tripped_at") else ""
     held = [pool for pool in data.get("spares", []) if pool["state"] == "held"]

@@ -214,10 +214,10 @@ class Inbox:
             return Status(data if private is None else private.of(data), following)
         with self._lock:
             pages = self._status
-        if request.what == "summary":
-            return Status(pages.summary_for(private))
-        data, following = pages.page(request.after, private)
-        return Status(data, following)
+        data, following = pages.summary_for(private), ""
+        if request.what == "status":
+            data, following = pages.page(request.after, private)
+        return Status(pages.with_age(data, self._clock.monotonic()), following)
 
     def _private_jobs(self, uid: int) -> PrivateJobs | None:
         """Return the jobs that a user may read about; None: all."""
@@ -314,7 +314,7 @@ class Inbox:
 
     def publish(self, verdicts: Mapping[str, NodeVerdict], status: dict[str, Any]) -> None:
         """Keep what the last cycle found, for those who ask."""
-        pages = StatusPages(status)
+        pages = StatusPages(status, self._clock.monotonic())
         with self._lock:
             self._verdicts, self._judged = verdicts, self._jobs
             self._status = pages

@@ -31,7 +31,13 @@ and sresd tell of nothing but the node."""
 class StatusPages:
     """A status, handed out in pages of bounded size."""
 
-    def __init__(self, status: Mapping[str, Any]) -> None:
+    def __init__(self, status: Mapping[str, Any], made: float = 0.0) -> None:
+        """
+        Args:
+            status: as plain data.
+            made: when (monotonic).
+        """
+        self._made = made
         self.summary = {name: part for name, part in status.items() if name not in _LISTS}
         self._lists: dict[str, Mapping[str, Any]] = {
             name: status[name] for name in _LISTS if name in status
@@ -45,7 +51,17 @@ class StatusPages:
 
     def with_news(self, news: Mapping[str, Any]) -> StatusPages:
         """Return the same with other values in its summary."""
-        return StatusPages({**self.summary, **self._lists, **news})
+        return StatusPages({**self.summary, **self._lists, **news}, self._made)
+
+    def with_age(self, data: dict[str, Any], moment: float) -> dict[str, Any]:
+        """Return a page with the age of the status: the asker's clock may be another one, and the
+        date may have been set.
+
+        Args:
+            data: of the page; only the one with the summary tells it.
+            moment: now (monotonic).
+        """
+        return data | {"age": moment - self._made} if "at" in data else data
 
     def page(
         self, after: str = "", private: PrivateJobs | None = None

@@ -289,7 +289,7 @@ def judge_controller(data: Mapping[str, Any], now: float, interval: float) -> Si
     if data.get("blind"):
         # Before its first look at Slurm it says nothing else.
         return wrong(SlurmError, f"sresctld cannot read Slurm: {data['blind']}", "read its log")
-    age = max(0.0, now - float(data["at"]))
+    age = max(0.0, float(data.get("age", now - data["at"])))
     if age > max(STALE_SECONDS, STALE_CYCLES * interval):
         return wrong(WireError, f"sresctld's last cycle was {age:.0f} s ago", "read its log")
     if data.get("paused"):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from slurm_resilience.cli.cluster_status import _lines
+from slurm_resilience.cli.cluster_status import _controller, _lines
 
 NOW = 1000.0
 NEXT = {"node": "n2", "what": "found dead", "because": "no beat", "unless": "it answers before"}
@@ -33,3 +33,12 @@ def test_a_blind_sresctld_promises_nothing() -> None:
     assert "comes next\n  n2: found dead in 0s" in said("")
     # It is broken over lines where the terminal has little room.
     assert "cannot read Slurm, or hangs" in " ".join(said("").split())
+
+
+def test_another_date_here_makes_no_cycle_late() -> None:
+    """A login node's clock may be wrong, and sresctld's machine have been set to another date."""
+    data = {"at": NOW - 3600.0, "age": 1.5, "version": "1", "uptime": 60.0, "mode": "automatic"}
+    data |= {"paused": "", "can_replace": True, "permits_expansion": True, "sentence": ""}
+    assert _controller(data, None, NOW)["cycle_age"] == 1.5
+    del data["age"]
+    assert _controller(data, None, NOW)["cycle_age"] == 3600.0

@@ -73,6 +73,13 @@ def test_a_mark_that_is_not_ours_gives_some_page(after: str) -> None:
     StatusPages(status(3)).page(after)
 
 
+def test_the_first_page_tells_the_age_by_no_date() -> None:
+    pages = StatusPages({"at": 0.0, "nodes": {}}, 100.0).with_news({"blind": "why"})
+    first, _ = pages.page()
+    assert pages.with_age(first, 103.0)["age"] == 3.0
+    assert pages.with_age({"nodes": {}}, 103.0) == {"nodes": {}}
+
+
 def test_before_the_first_cycle_there_is_nothing() -> None:
     assert StatusPages({}).page() == ({}, "")
     assert StatusPages({}).with_news({"blind": "why"}).page() == ({"blind": "why"}, "")

@@ -26,7 +26,7 @@ from slurm_resilience.controller import actions as act
 from slurm_resilience.controller.decide.node_lifecycle import NodeEvent, NodeState
 from slurm_resilience.controller.journal.journal import Journal
 from slurm_resilience.controller.journal.records import IncidentFacts, MachineIdentity, Repair
-from slurm_resilience.model import REBOOT, REPLACE, Severity
+from slurm_resilience.model import REBOOT, REPLACE, RESET, Severity
 
 NEEDS_REBOOT = agent(findings=(finding(Severity.REBOOT),))
 
@@ -127,14 +127,14 @@ def test_more_reboots_may_be_allowed() -> None:
     assert [a.action for a in actions(seen, act.MarkNode, none)] == [REPLACE]
 
 
-def rebooted(*agents: Any, can_replace: bool = True, **more: Any) -> list[str]:
+def rebooted(*agents: Any, can_replace: bool = True, asked: str = REBOOT, **more: Any) -> list[str]:
     """Return what follows a reboot after which the node tells this, as actions."""
     known = incident(
         state=NodeState.VALIDATING, kind="sick", action=REBOOT, attempts=1, run_ended=NOW - 9,
         boot_before="boot-1", instance_before="machine-n1", **more,
     )  # fmt: skip
     seen = world(
-        node("n1", "IDLE+FAIL", REBOOT), agents=agents, incidents=(known,), can_replace=can_replace,
+        node("n1", "IDLE+FAIL", asked), agents=agents, incidents=(known,), can_replace=can_replace,
         can_reboot=True, repairs=(repair(REBOOT, 1),), probes={"n1": probes("answered")},
     )  # fmt: skip
     two = config(recovery={"max_reboots": 2})
@@ -146,6 +146,12 @@ def test_a_reboot_after_which_the_fault_is_there_still_becomes_a_replacement() -
     assert rebooted(still) == [REPLACE, ""]
     assert rebooted(still, can_replace=False) == ["", ""]
     assert rebooted(msgspec.structs.replace(agent(), boot_id="boot-2")) == []  # it is well
+
+
+def test_what_a_person_asked_for_meanwhile_is_not_overwritten() -> None:
+    """The act would see the person's word and write nothing, in each round anew."""
+    still = msgspec.structs.replace(NEEDS_REBOOT, boot_id="boot-2")
+    assert rebooted(still, asked=RESET) == ["", ""]
 
 
 def empty(kind: str = "dead", replaced: int = 3, **more: Any) -> Any:

@@ -87,6 +87,8 @@ PINNED: dict[int, str] = {
     2001502: "a job that ended for good, beside dead nodes, counted as one that begins again",
     8001084: "all nodes of the cluster stayed silent, and one of them was to be replaced before",
     8001207: "after minutes in which no node was heard, those that stayed dead were probed rarely",
+    8400388: "a companion's node died, and the rule counted the main job's own nodes only",
+    8400580: "a person asked for a replacement as a reset failed, and nothing was done any more",
     961236: "a job was given nodes, and its supervisor said nothing of them",
 }
 """Hours of six faults, as a campaign has them, in which a rule was broken once, and why."""

@@ -384,6 +384,12 @@ def _failed(
     if incident.is_flap:
         event = NodeEvent.GONE_AGAIN if incident.times.marked else NodeEvent.JUDGED_ANEW
         return _move(incident, event, cause)
+    node = snapshot.nodes.get(incident.node)
+    asked = node.requested_action if node is not None else ""
+    if asked not in ("", incident.action):
+        # By a person, while the repair ran: what was asked for is taken up as it ends.
+        text = f"{cause}; {asked} was asked for meanwhile"
+        return _move(incident, NodeEvent.REPLACEMENT_FAILED, text, next_try=snapshot.now)
     instead = after_failure(snapshot, config, incident, is_sick=is_sick) if is_tried else ""
     if instead:
         text = f"{cause}; it is {ACTIONS[instead][1]}"

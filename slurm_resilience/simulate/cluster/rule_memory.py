@@ -161,8 +161,9 @@ class JobLosses:
         self._left[job.id], self._lost[job.id] = set(), set()
 
     def left(self, job: Job, nodes: Sequence[str]) -> None:
-        """Take in that a job does not hold these nodes any more."""
-        self._left.setdefault(job.id, set()).update(nodes)
+        """Take in that a job does not hold these nodes any more, nor by a companion of its own."""
+        number = job.companion_of[0] if job.companion_of is not None else job.id
+        self._left.setdefault(number, set()).update(nodes)
 
     def trouble(self, name: str) -> None:
         """Take in that a node is out of service."""

@@ -85,18 +85,22 @@ class StderrReader:
         self.ended_tasks: list[EndedTasks] = []
         self.ended_before_abort: int | None = None
         """So many of them came before srun told that its step was aborted; None: it did not."""
-        self.end_told_at = float("-inf")
-        """When Slurm or srun last told of a step's end."""
+        self.aborted_at = self.cancelled_at = float("-inf")
+        """When srun, or slurmstepd, last told of a step's end."""
         self.wait_seconds = KILL_WAIT_SECONDS
         """srun goes on for no longer after it has told that its step was aborted."""
         self._rest = b""
 
-    def has_just_told_end(self, now: float) -> bool:
+    def is_recent(self, at: float, now: float) -> bool:
         """Return whether words on a step's end are so new that srun may still wait for that end.
 
         They may be of another step: a task may run an srun of its own, and print what that says.
+
+        Args:
+            at: when they were told.
+            now: monotonic seconds.
         """
-        return now - self.end_told_at <= self.wait_seconds + SLACK_SECONDS
+        return now - at <= self.wait_seconds + SLACK_SECONDS
 
     def read(self, data: bytes, now: float = 0.0) -> bool:
         """Take more of the text in; True: it told of a node, a task or the step's end by Slurm.
@@ -121,8 +125,8 @@ class StderrReader:
         if _ABORTED in text:
             self._read_aborted(text, now)
         told_end = _ABORTED in text or b"CANCELLED AT" in text
-        if told_end:
-            self.end_told_at = now
+        if b"CANCELLED AT" in text:
+            self.cancelled_at = now
         return self._read_lines(text[: text.rfind(b"\n") + 1]) or told_end
 
     def _read_aborted(self, text: bytes, now: float) -> None:
@@ -130,8 +134,9 @@ class StderrReader:
         waits = re.search(_WAITS_UP_TO, text)
         if waits:
             self.wait_seconds = float(waits[1])
-        if self.ended_before_abort is None or not self.has_just_told_end(now):
+        if self.ended_before_abort is None or not self.is_recent(self.aborted_at, now):
             self.ended_before_abort = len(self.ended_tasks) + len(re.findall(_TASK_ENDED, before))
+        self.aborted_at = now
         if not self._explains(before):
             self.report |= SrunReport.ABORTED
 

@@ -270,18 +270,20 @@ class SrunStep:
         there at all where the step's first node is gone.) Where srun goes on for longer than it
         waits for such a step, it was the word of another srun, which a task ran.
         """
-        return SrunReport.ABORTED in self._stderr.report and self._has_just_told_end
+        return SrunReport.ABORTED in self._stderr.report and self._is_recent(
+            self._stderr.aborted_at
+        )
 
     @property
     def may_be_ending(self) -> bool:
         """Return whether it has just been told that the step ends, and srun runs still."""
-        told = self.told_end
-        return self.running and self._has_just_told_end and (told.cancelled or told.aborted)
+        told, words = self.told_end, self._stderr
+        is_told = told.aborted or (told.cancelled and self._is_recent(words.cancelled_at))
+        return self.running and is_told
 
-    @property
-    def _has_just_told_end(self) -> bool:
+    def _is_recent(self, told_at: float) -> bool:
         ended_at = self._relayed.srun_ended_at or self.ended_at
-        return self._stderr.has_just_told_end(ended_at or self.clock.monotonic())
+        return self._stderr.is_recent(told_at, ended_at or self.clock.monotonic())
 
     @property
     def told_end(self) -> ToldEnd:

@@ -27,6 +27,7 @@ from slurm_resilience.resume.progress import hang_rule
 from slurm_resilience.resume.progress.furthest_step import FurthestStep
 from slurm_resilience.resume.progress.hang_rule import StepRecord
 from slurm_resilience.resume.recovery import NextAttempt
+from slurm_resilience.resume.srun.stderr_reader import StderrReader
 from slurm_resilience.resume.srun.user_signals import UserSignals
 from slurm_resilience.resume.supervisor import Supervisor
 from slurm_resilience.simulate.resume.resume_campaign import RESUME_CAMPAIGN
@@ -123,6 +124,8 @@ ONCE_BROKEN = (
     4012591,
     # A node died when all of its tasks had ended well.
     4024476,
+    # The word of an srun that a task had run, made new by slurmstepd's line on our own order.
+    5100601,
 )
 """Seeds that broke a rule."""
 
@@ -255,6 +258,11 @@ MUTATIONS: dict[str, tuple[ResumeRule, tuple[ResumeFault, ...], tuple[Patch, ...
         ResumeRule.PERSON,
         (Kind.TERMINATE, Kind.INTERRUPT_TWICE),
         ((UserSignals, "ended", no_text), (evidence, "_is_cancelled", lambda *_: False)),
+    ),
+    "words on another step are believed for ever": (
+        ResumeRule.STRANGER,
+        (Kind.NODE_DIES, Kind.TASK_CRASHES),
+        ((StderrReader, "is_recent", lambda *_: True),),
     ),
     "a cancelled step is a crash": (
         ResumeRule.PERSON,

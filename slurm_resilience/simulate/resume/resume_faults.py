@@ -122,6 +122,7 @@ class ResumeFaults:
     def _strike(self, fault: PlannedResumeFault) -> None:
         world = self._world
         world.note(f"FAULT: {fault.kind.value}")
+        world.seen.person_acted |= fault.kind.value.startswith("a person")
         if fault.kind is not ResumeFault.INTERRUPT:  # that only asks srun for its state
             world.seen.budget.disturb()
         names = list(world.nodes)

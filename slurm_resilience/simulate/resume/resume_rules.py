@@ -30,6 +30,7 @@ class ResumeRule(enum.StrEnum):
     BUDGETS = "the limits on attempts hold"
     ONE_RECOVERY = "exactly one recovery is under way"
     PERSON = "nothing is started again after a person has ended it"
+    STRANGER = "no end is taken for a person's, who did nothing"
     SPARES = "a spare is used once, and before the job is given up"
     SEAT = "a lost seat is filled once"
     HELPERS = "each helper allocation is merged or given back"

@@ -69,6 +69,10 @@ ANSWER_SECONDS = 2.0
 """For nodes to tell where the processes of a hung step stand."""
 BUG_IN_WORK_SHARE = 0.2
 """Programs without another bug that fail at one place of their work."""
+OTHERS_WORDS_SHARE = 0.1
+"""Runs with a task that runs an srun of its own, whose step is aborted."""
+REPAIRED_SHARE, REPAIR_SECONDS = 0.5, (10.0, 300.0)
+"""Runs in which lost nodes come back, and how long that takes."""
 LIVING_SHARE = 0.4
 """Runs with a program that re-forms its own world."""
 
@@ -208,6 +212,8 @@ def _site(random: Random, base: Path, seed: int, size: int) -> SiteSettings:
     if program.fails_at is None and of_bugs.random() < BUG_IN_WORK_SHARE:
         where = of_bugs.uniform(0.1, 0.9) * program.work_seconds
         program = dataclasses.replace(program, fails_in_work=where)
+    of_repairs = Random(f"repairs {seed}")
+    are_repaired = of_repairs.random() < REPAIRED_SHARE
     return SiteSettings(
         base,
         program,
@@ -219,6 +225,7 @@ def _site(random: Random, base: Path, seed: int, size: int) -> SiteSettings:
         living=_living(Random(f"living {seed}"), size, tasks_per_node)
         if seed < COMPANION_SEED
         else None,
+        repair_seconds=of_repairs.uniform(*REPAIR_SECONDS) if are_repaired else None,
     )
 
 
@@ -265,8 +272,13 @@ def _program(random: Random) -> TrainedProgram:
     )
 
 
+BOOTED = "2023-01-01T00:00:00"
+
+
 def _node(name: str, gres: str) -> Node:
-    return Node(name, "IDLE", address=f"10.0.0.{name[1:]}", gres=gres, cpus=4, memory=1000)
+    return Node(
+        name, "IDLE", address=f"10.0.0.{name[1:]}", gres=gres, cpus=4, memory=1000, boot_time=BOOTED
+    )
 
 
 class ResumeRun:
@@ -319,6 +331,9 @@ class ResumeRun:
         if following:
             # Drawn apart, so that a seed without a companion is the same run as ever.
             self.plan.follow_companions(Random(f"companion {seed}"), following)
+        of_words = Random(f"words {seed}")
+        if of_words.random() < OTHERS_WORDS_SHARE:
+            world.schedule.at(of_words.uniform(5.0, 300.0), world.print_others_words)
         # Drawn apart, so that a seed without reported steps is the same run as ever.
         of_steps = Random(f"steps {seed}")
         world.progress.steps = SimSteps(draw_habits(of_steps), of_steps)

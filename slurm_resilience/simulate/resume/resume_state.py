@@ -50,6 +50,8 @@ class SiteSettings:
     kill_on_bad_exit: bool
     living: LivingProgram | None = None
     """The program re-forms its own world; None: it does not."""
+    repair_seconds: float | None = None
+    """Until a lost node is back, repaired or exchanged; None: none comes back."""
 
 
 @dataclass
@@ -70,6 +72,8 @@ class TrainedWork:
     """Those of a training that has ended well: what the program does after it is theirs."""
     strike_node: Callable[[str], None] = lambda _: None
     """Takes its power from a node, as a fault does."""
+    others_told_at: float = float("-inf")
+    """When a task last printed the words of an srun of its own, whose step was aborted."""
     steps: SimSteps = field(default_factory=lambda: SimSteps(None, Random(0)))
     """Those that the program reports."""
     program: SimProgram = field(init=False)
@@ -120,6 +124,8 @@ class SeenByRules:
     budget: AttemptBudget
     person_ended_at: float | None = None
     """A person has ended the program, beyond doubt."""
+    person_acted: bool = False
+    """A person has done anything."""
     requeue_asked_at: float | None = None
     spoke_at: float = 0.0
     busy_at: float = 0.0

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Sequence
+from datetime import UTC, datetime
 from pathlib import Path
 from random import Random
 from signal import SIGINT, SIGKILL, SIGTERM
@@ -58,6 +59,9 @@ KILLED_TASKS_SECONDS = 1.0
 """Tasks that are killed have ended, and their ends are told, after this time."""
 NOT_RESPONDING = "Not responding"
 """Slurm's own Reason."""
+FOOLED_SECONDS = 90.0
+"""For so long words on the end of another step may be taken for those on this one's."""
+GIVEN_UP_FOR_PERSON = ("stop: the step was cancelled", "stop: the user ")
 LOOK_SECONDS = 5.0
 PERSON_SECONDS = 1500.0
 """A supervisor that a person has ended is over after this time: Slurm may be away meanwhile."""
@@ -306,7 +310,9 @@ class ResumeWorld:
         if again:
             self.broken(ResumeRule.SPARES, f"{','.join(sorted(again))} is used again")
         last = self._last_nodes()
-        self.seen.left_nodes |= {name for name in last if name not in srun.world}
+        for name in last:
+            if name not in srun.world:
+                self.leave(name)
 
     def node_named(self, name: str, goes_on: bool) -> None:
         """Check that the supervisor has a reason to name a node that it has left."""
@@ -327,6 +333,20 @@ class ResumeWorld:
         )
         if self.schedule.now - last.at < SICK_CRASH_SECONDS and not further:
             self.broken(ResumeRule.NAMED, f"the program may yet fail without {name} too")
+
+    def attempt_ended(self, outcome: str) -> None:
+        """Check that an end is taken for a person's only where a person has done something."""
+        seen, now = self.seen, self.schedule.now
+        fooled = now - self.progress.others_told_at <= FOOLED_SECONDS
+        if outcome.startswith(GIVEN_UP_FOR_PERSON) and not (seen.person_acted or fooled):
+            self.broken(ResumeRule.STRANGER, outcome)
+
+    def print_others_words(self) -> None:
+        """Have a task print what an srun of its own says, whose step was aborted."""
+        for step in list(self.steps.values())[:1]:
+            self.progress.others_told_at = self.schedule.now
+            self.note("a task's own srun tells that its step was aborted")
+            step.srun.says(ABORTED)
 
     def _check_person(self) -> None:
         ended = self.seen.person_ended_at
@@ -667,6 +687,40 @@ class ResumeWorld:
         if name == self.job.batch_host and self.job.state == "RUNNING":
             self.supervisor.gone_at = self.schedule.now
         self.schedule.after(self.site.slurmd_timeout, self._silent, name)
+        if self.site.repair_seconds is not None:
+            self.schedule.after(self.site.repair_seconds, self._come_back, name)
+
+    def _come_back(self, name: str) -> None:
+        """Have a node boot anew, or another machine in its place."""
+        node = self.nodes[name]
+        if self.seen.is_over:
+            return
+        if self.schedule.now < self.books.slurmctld_back:
+            self.schedule.at(self.books.slurmctld_back + 1.0, self._come_back, name)
+            return
+        if not node.shown.is_down:
+            self.set_down(name, "Node unexpectedly rebooted")
+        for step in self.steps.values():
+            for task in step.living():
+                if task.node == name:
+                    self._lose_task(task, 128 + SIGKILL)
+        self.note(f"{name} is back")
+        node.contact, node.back_at = NodeContact.FINE, self.schedule.now
+        node.eats_by, node.holds_tasks = 0, False
+        booted = datetime.fromtimestamp(self.clock.now(), UTC).replace(tzinfo=None)
+        boot_time = booted.isoformat(timespec="seconds")
+        self.show(name, base="IDLE", flags=frozenset(), reason="", boot_time=boot_time)
+        self.seen.left_nodes.discard(name)
+        for step in list(self.steps.values()):
+            if name in step.nodes:
+                step.lost_nodes.add(name)
+                self._settle_step(step)
+
+    def leave(self, name: str) -> None:
+        """Note that an attempt has left a node for good, unless another machine is there since."""
+        attempts = self.seen.budget.attempts
+        if not attempts or self.nodes[name].back_at < attempts[-1].at:
+            self.seen.left_nodes.add(name)
 
     def _silent(self, name: str) -> None:
         node = self.nodes[name]

@@ -9,6 +9,7 @@ from slurm_resilience.resume.supervisor_link import SupervisorLink
 from slurm_resilience.simulate.resume.resume_world import ResumeWorld
 from slurm_resilience.simulate.resume.sim_nodes import NodeContact
 from slurm_resilience.wire.messages import (
+    AttemptEnded,
     AttemptStarted,
     Evidence,
     LeftNode,
@@ -41,6 +42,8 @@ class SimLink(SupervisorLink):
         world = self._world
         if isinstance(message, LeftNode) and self.connected.is_set():
             world.node_named(message.node, message.goes_on)
+        if isinstance(message, AttemptEnded):
+            world.attempt_ended(message.outcome)
         if isinstance(message, RequeueRequest) and self.connected.is_set():
             world.requeue_asked(world.schedule.now)
             world.schedule.after(world.random.uniform(0.05, 2.0), self._requeue)

@@ -30,6 +30,8 @@ class SimNode:
     """A fault that no check sees: tasks end by this signal on it; 0: they do not."""
     holds_tasks: bool = False
     """Its tasks hang in the kernel, and do not die of SIGKILL for a while."""
+    back_at: float = float("-inf")
+    """When another machine came in its place, or it booted anew."""
 
 
 @dataclass(eq=False)

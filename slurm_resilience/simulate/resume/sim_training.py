@@ -177,7 +177,7 @@ class SimTraining:
         node_rank = int(srun.variables["NODE_RANK"])
         before, self.nodes[node_rank] = self.nodes[node_rank], node
         if before != node:
-            world.seen.left_nodes.add(before)
+            world.leave(before)
         wrong = self.joins.start(seats, node, before != node, world.schedule.now)
         if wrong:
             world.broken(ResumeRule.BUDGETS, wrong)

@@ -89,6 +89,8 @@ PINNED: dict[int, str] = {
     8001207: "after minutes in which no node was heard, those that stayed dead were probed rarely",
     8400388: "a companion's node died, and the rule counted the main job's own nodes only",
     8400580: "a person asked for a replacement as a reset failed, and nothing was done any more",
+    8700713: "a person resumed the spares before sresctld had seen what was changed",
+    8900761: "a person resumed the spares as sresctld was killed",
     961236: "a job was given nodes, and its supervisor said nothing of them",
 }
 """Hours of six faults, as a campaign has them, in which a rule was broken once, and why."""

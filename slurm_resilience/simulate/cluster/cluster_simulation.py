@@ -30,6 +30,8 @@ from slurm_resilience.controller.decide.node_lifecycle import NodeState
 from slurm_resilience.controller.journal.records import Incident
 from slurm_resilience.controller.main import Borders, Controller, only_one
 from slurm_resilience.controller.probe import Answered
+from slurm_resilience.controller.spares.pool_lifecycle import PoolState
+from slurm_resilience.controller.spares.pool_records import SparePool
 from slurm_resilience.errors import SresError
 from slurm_resilience.simulate.cluster.cluster_faults import (
     KINDS_WITHOUT_SPARES,
@@ -290,6 +292,10 @@ class SimCluster:
             return
         self.note("a person resumes the spares")
         self.reservations.watcher.resumed()
+        # Who looks at `sres status` says it once more where sresctld was killed in between, or has
+        # seen only then what was changed.
+        for seconds in (SAY_AGAIN_SECONDS, 6.0 * SAY_AGAIN_SECONDS):
+            self.schedule.after(seconds, self.daemon.resume_held_spares)
 
     def say_pause(self, reason: str) -> None:
         """Pause sresctld, or let it go on, as `sres pause` does."""
@@ -608,6 +614,13 @@ class SimDaemon:
         """Take an administrator's `sres spares resume`; false: sresctld does not run."""
         self._say(SparesResume())
         return self._controller is not None
+
+    def resume_held_spares(self) -> None:
+        """Take the same once more, if a pool is held."""
+        rows = self._world.database.execute("SELECT body FROM spare_pools").fetchall()
+        pools = [msgspec.json.decode(row[0], type=SparePool) for row in rows]
+        if any(pool.state is PoolState.HELD for pool in pools):
+            self._say(SparesResume())
 
     def _unpause_again(self) -> None:
         if self._is_paused() and not self._is_to_pause:

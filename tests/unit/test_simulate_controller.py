@@ -91,6 +91,7 @@ PINNED: dict[int, str] = {
     8400580: "a person asked for a replacement as a reset failed, and nothing was done any more",
     8700713: "a person resumed the spares before sresctld had seen what was changed",
     8900761: "a person resumed the spares as sresctld was killed",
+    9200471: "who resumed the spares once more meant a later change by a person too",
     961236: "a job was given nodes, and its supervisor said nothing of them",
 }
 """Hours of six faults, as a campaign has them, in which a rule was broken once, and why."""

@@ -295,7 +295,11 @@ class SimCluster:
         # Who looks at `sres status` says it once more where sresctld was killed in between, or has
         # seen only then what was changed.
         for seconds in (SAY_AGAIN_SECONDS, 6.0 * SAY_AGAIN_SECONDS):
-            self.schedule.after(seconds, self.daemon.resume_held_spares)
+            self.schedule.after(seconds, self._resume_held_spares)
+
+    def _resume_held_spares(self) -> None:
+        if self.daemon.holds_spares():
+            self.resume_spares()
 
     def say_pause(self, reason: str) -> None:
         """Pause sresctld, or let it go on, as `sres pause` does."""
@@ -615,12 +619,11 @@ class SimDaemon:
         self._say(SparesResume())
         return self._controller is not None
 
-    def resume_held_spares(self) -> None:
-        """Take the same once more, if a pool is held."""
+    def holds_spares(self) -> bool:
+        """Tell whether a pool is held for a person, as the journal has it."""
         rows = self._world.database.execute("SELECT body FROM spare_pools").fetchall()
         pools = [msgspec.json.decode(row[0], type=SparePool) for row in rows]
-        if any(pool.state is PoolState.HELD for pool in pools):
-            self._say(SparesResume())
+        return any(pool.state is PoolState.HELD for pool in pools)
 
     def _unpause_again(self) -> None:
         if self._is_paused() and not self._is_to_pause:

@@ -604,7 +604,9 @@ class ClusterRules:
         if is_dead and is_moved and is_supervised:
             return
         is_offered = is_dead and not jobs and not before.is_down
-        if is_offered and self.breaker.is_tripped() and self._jobs.is_any_recovering:
+        # At the last look at Slurm, or since: a supervisor's request is read after it.
+        is_needed = self._jobs.is_any_recovering or self._is_any_recovering()
+        if is_offered and self.breaker.is_tripped() and is_needed:
             return  # Slurm must not offer the dead node to a job that looks for another one
         if now - self.people.reset_at < self._config.breaker.window:
             return  # by the word of a person, all that had waited goes on
@@ -621,7 +623,12 @@ class ClusterRules:
         window = self._config.breaker.window - STALE_SECONDS
         for mark in [mark for mark in marks if mark[0] < now - window]:
             marks.remove(mark)
-        self._judge_marks(name, {node for _, node in marks}, is_apart)
+        excess = self._excess(name, {node for _, node in marks}, is_apart)
+        if excess and is_offered and is_needed:
+            marks.pop()  # the breaker trips in this very cycle: its notes come after its acts
+            return
+        if excess:
+            self.break_rule(ClusterRule.MOST_MARKS, excess)
         if not is_apart:
             self._judge_hour(name, min(now, listed_at) - waited)
 
@@ -649,24 +656,26 @@ class ClusterRules:
         machine = self._machines.get(name)
         return machine is not None and machine.agent.drivers == (NEW_DRIVER,)
 
-    def _judge_marks(self, name: str, marked: set[str], is_apart: bool) -> None:
+    def _excess(self, name: str, marked: set[str], is_apart: bool) -> str:
         """Compare the marks within the window with the ceilings of the cluster and of partitions.
 
         Args:
             name: the node that was marked now.
             marked: all of the window.
             is_apart: Slurm had had them DOWN before: they have one ceiling, that of the cluster.
+
+        Returns:
+            Which ceiling is passed, in words; empty: none.
         """
         limits = self._config.breaker
         within = f"within {limits.window:.0f} s: {' '.join(sorted(marked))}"
         if len(marked) > limits.nodes_at_once:
-            text = f"{len(marked)} of {len(self._machines)} nodes {within}"
-            self.break_rule(ClusterRule.MOST_MARKS, text)
+            return f"{len(marked)} of {len(self._machines)} nodes {within}"
         for partition in () if is_apart else self._slurm.entries[name].partitions:
             there = [node for node in marked if self._is_in(node, partition)]
             if len(there) > limits.partition_at_once:
-                text = f"{len(there)} nodes of partition {partition} {within}"
-                self.break_rule(ClusterRule.MOST_MARKS, text)
+                return f"{len(there)} nodes of partition {partition} {within}"
+        return ""
 
     def _is_in(self, name: str, partition: str) -> bool:
         return partition in self._slurm.entries[name].partitions

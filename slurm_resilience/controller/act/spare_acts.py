@@ -58,7 +58,7 @@ class SpareActs:
         if action.event is PoolEvent.MAKE:
             # If the next look does not show it, a person has deleted it.
             text = f"{','.join(action.nodes)} are kept in {action.name}"
-            self._move(action, PoolEvent.MADE, text)
+            self._move(action, PoolEvent.MADE, text, _terms_of(self._client, action.name))
 
     def ask_for_gift(self, snapshot: ClusterSnapshot, action: AskForGift) -> None:
         """Make a gift and offer it, or end it, unless its reservation has changed meanwhile."""
@@ -143,8 +143,8 @@ class SpareActs:
             case _:
                 client.delete_reservation(action.name)
 
-    def _move(self, action: AskForPool, event: PoolEvent, text: str) -> SparePool:
-        move = MovePool(action.partition, event, text, action.nodes, name=action.name)
+    def _move(self, action: AskForPool, event: PoolEvent, text: str, terms: str = "") -> SparePool:
+        move = MovePool(action.partition, event, text, action.nodes, terms, action.name)
         return self._journal.move_pool(move, self._clock.now())
 
 

@@ -74,7 +74,7 @@ def open_journal(
             )
         db.executescript(_SCHEMA)
         if version != SCHEMA_VERSION:
-            # Not in vain: a question about the past must be answered also while the disk is full.
+            # Else opening writes nothing, so that the past can be read while the disk is full.
             db.execute(f"PRAGMA user_version={SCHEMA_VERSION}")
     except (sqlite3.Error, OSError) as error:
         raise SresError(f"the journal {path} cannot be opened: {error}") from None

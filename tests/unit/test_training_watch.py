@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,7 @@ from slurm_resilience.mesh.messages import Heartbeat
 from slurm_resilience.mesh.model import Peer
 from slurm_resilience.training.watch import HangVerdict, Watch
 from slurm_resilience.training.watch.progress import Progress
+from slurm_resilience.training.watch.stacks import dump
 
 
 class Time:
@@ -288,6 +290,25 @@ def test_a_stall_is_told_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) 
     assert text.count("==== ") == 2
     assert "test_a_stall_is_told_once" in text
     assert "is MainThread" in text
+
+
+def test_the_main_thread_is_told_among_very_many(tmp_path: Path) -> None:
+    is_over, file = threading.Event(), tmp_path / "stacks.txt"
+    others = [threading.Thread(target=is_over.wait, daemon=True) for _ in range(120)]
+    for thread in others:
+        thread.start()
+    try:
+        assert dump(file, "rank 0", "a test")
+    finally:
+        is_over.set()
+        for thread in others:
+            thread.join()
+    text = file.read_text()
+    assert text.count("thread 0x") >= len(others) + 1
+    main, _, rest = text.partition("thread 0x")[2].partition("thread 0x")
+    assert "is MainThread" in main
+    assert "test_the_main_thread_is_told_among_very_many" in main
+    assert "in wait" in rest
 
 
 def test_a_hang_is_not_a_lesson() -> None:

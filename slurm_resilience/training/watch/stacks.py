@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import faulthandler
 import logging
 import os
 import sys
 import threading
 import time
 import traceback
+from collections.abc import Iterator
 from pathlib import Path
 
 log = logging.getLogger(__name__)
@@ -57,12 +57,24 @@ def dump(path: str | os.PathLike[str], name: str, reason: str = "") -> bool:
         with file.open("w" if big else "a", encoding="utf-8") as stream:
             at = time.strftime("%Y-%m-%dT%H:%M:%S%z")
             stream.write(f"\n==== {at} {name}, process {os.getpid()}: {reason}\n")
-            for thread in threading.enumerate():
-                stream.write(f"thread 0x{thread.ident or 0:016x} is {thread.name}\n")
-            stream.flush()  # the stacks go around Python's buffer
-            faulthandler.dump_traceback(stream, all_threads=True)
+            stream.writelines(_stacks())
     except (OSError, ValueError) as error:
         log.warning("stacks of %s cannot be written to %s: %s", name, file, error)
         return False
     log.warning("stacks of %s are in %s", name, file)
     return True
+
+
+def _stacks() -> Iterator[str]:
+    """Write out each thread's calls, the innermost first; the main thread comes first.
+
+    faulthandler ends its list after 100 threads, and comes to the main thread last. No line of
+    source is read: the disk may be what hangs.
+    """
+    names = {thread.ident: thread.name for thread in threading.enumerate()}
+    main = threading.main_thread().ident
+    frames = sys._current_frames()
+    for ident in sorted(frames, key=lambda one: (one != main, one)):
+        yield f"thread 0x{ident:016x} is {names.get(ident, 'not of Python')}\n"
+        for frame, line in traceback.walk_stack(frames[ident]):
+            yield f'  File "{frame.f_code.co_filename}", line {line} in {frame.f_code.co_name}\n'

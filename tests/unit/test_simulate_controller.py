@@ -246,8 +246,8 @@ def take_any_nodes(snapshot: Any, pool: SparePool, seen: Reservation) -> Iterato
 _move = SpareActs._move
 
 
-def move_but_made(self: SpareActs, action: Any, event: PoolEvent, text: str) -> Any:
-    return None if event is PoolEvent.MADE else _move(self, action, event, text)
+def move_but_made(self: SpareActs, action: Any, event: PoolEvent, *words: str) -> Any:
+    return None if event is PoolEvent.MADE else _move(self, action, event, *words)
 
 
 def give_to_all(snapshot: Any, *others: Any) -> Iterator[Any]:

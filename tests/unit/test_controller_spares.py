@@ -342,6 +342,21 @@ def test_a_request_stands_in_the_journal_before_slurm_hears_of_it(
     journal.close()
 
 
+def test_nodes_that_a_person_puts_back_at_once_stay(tmp_path: Path) -> None:
+    journal, client = Journal(tmp_path / "journal.db"), FakeReservations()
+    acts = SpareActs(client, journal, FakeClock())
+    acts.ask(seen(), AskForPool("main", PoolEvent.MAKE, NAME, ("n1",)))
+    made = client.shown[NAME]
+    pool = journal.spares().pools["main"]
+    before = seen("n1", pool=pool, terms=made.terms)
+    acts.ask(before, AskForPool("main", PoolEvent.CHANGE, NAME, ("n2",)))
+    assert client.shown[NAME].nodes == ("n2",)
+    client.shown[NAME] = made
+    pool = journal.spares().pools["main"]
+    journal.close()
+    assert moved(seen("n1", pool=pool, terms=made.terms)) == [PoolEvent.PERSON]
+
+
 def test_a_gift_that_a_person_deletes_at_once_is_not_made_again(tmp_path: Path) -> None:
     class Script(GiftSlurm):
         """Has each reservation deleted by a script of its owner's."""

@@ -94,6 +94,7 @@ PINNED: dict[int, str] = {
     9200471: "who resumed the spares once more meant a later change by a person too",
     9300608: "an empty dead node was kept from a job that recovers as the breaker tripped",
     9600631: "a person changed a pool's users before the first look at it, which took them over",
+    10500239: "a person put back at once the spares that sresctld had just exchanged",
     961236: "a job was given nodes, and its supervisor said nothing of them",
 }
 """Hours of six faults, as a campaign has them, in which a rule was broken once, and why."""

@@ -59,6 +59,9 @@ class SpareActs:
             # If the next look does not show it, a person has deleted it.
             text = f"{','.join(action.nodes)} are kept in {action.name}"
             self._move(action, PoolEvent.MADE, text, _terms_of(self._client, action.name))
+        elif action.event is PoolEvent.CHANGE:
+            # If the next look shows those that it had before, a person has put them back.
+            self._move(action, PoolEvent.CHANGED, f"{','.join(action.nodes)} are kept")
 
     def ask_for_gift(self, snapshot: ClusterSnapshot, action: AskForGift) -> None:
         """Make a gift and offer it, or end it, unless its reservation has changed meanwhile."""

@@ -41,7 +41,7 @@ class PoolEvent(enum.StrEnum):
     CHANGE = "change"
     """Its nodes are about to be changed."""
     CHANGED = "changed"
-    """Slurm shows the new ones."""
+    """Slurm says that it has done it, or shows the new ones."""
     UNCHANGED = "unchanged"
     """Slurm shows the old ones: it has refused, or was never asked."""
     REMOVE = "remove"

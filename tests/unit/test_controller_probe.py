@@ -85,6 +85,7 @@ def test_a_name_that_is_gone_is_no_silence(code: int, monkeypatch: pytest.Monkey
 def test_many_silent_nodes_are_probed_together(monkeypatch: pytest.MonkeyPatch) -> None:
     """500 nodes fell silent together, and the last one was tried 16 seconds after the first."""
     together = threading.Barrier(200)
+    before = set(threading.enumerate())
     answers: queue.SimpleQueue[str | None] = queue.SimpleQueue()
 
     def wait(*_: object) -> str:
@@ -97,6 +98,10 @@ def test_many_silent_nodes_are_probed_together(monkeypatch: pytest.MonkeyPatch) 
         dialer.dial("127.0.0.1", 6818, lambda _, answer: answers.put(answer))
     assert {answers.get(timeout=20) for _ in range(200)} == {"silent"}
     dialer.close()
+    started = set(threading.enumerate()) - before
+    for thread in started:
+        thread.join(10)
+    assert not any(thread.is_alive() for thread in started)
 
 
 def test_a_name_that_is_none_has_no_address() -> None:

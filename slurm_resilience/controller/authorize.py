@@ -59,6 +59,11 @@ def job_of(subject: str) -> int:
     return int(subject)
 
 
+def no_such_job(job_id: int) -> NotPermitted:
+    """Return the refusal of a job that is none, or none that the asking user may know of."""
+    return NotPermitted(f"job {job_id} does not exist or has ended")
+
+
 def check_job(job: Job, uid: int, trusted_uids: Collection[int]) -> None:
     """Let a job's owner speak for it.
 

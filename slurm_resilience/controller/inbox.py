@@ -130,7 +130,7 @@ class Inbox:
             authorize.check_address(hello.subject, address, place, resolved)
             return authorize.neighbours_of(hello.subject, addresses)
         if hello.role == "job":
-            authorize.check_job(self._job(authorize.job_of(hello.subject)), uid, self._trusted_uids)
+            authorize.check_job(self._job_for(hello.subject, uid), uid, self._trusted_uids)
         return ()
 
     def look_up(self, hello: Hello, uid: int) -> None:
@@ -141,14 +141,23 @@ class Inbox:
         """
         self._lookups.ask(authorize.job_of(hello.subject), uid)
 
-    def _job(self, job_id: int) -> Job:
-        """Find a job. Slurm is asked only for one that is younger than the last cycle."""
+    def _job_for(self, subject: str, uid: int) -> Job:
+        """Find a job. Slurm is asked only for one that is younger than the last cycle, and for
+        another user's where users' jobs are hidden: it is answered as one that does not exist, on
+        the same way."""
+        job_id, is_hiding = authorize.job_of(subject), self._hides_jobs_from(uid)
         with self._lock:
             known = self._jobs.get(job_id)
-        known = known or self._lookups.known(job_id)
+        if known is None or (is_hiding and known.uid != uid):
+            known = self._lookups.known(job_id)
         if known is None:
             raise NotKnownYet(f"job {job_id}")
+        if is_hiding and known.uid != uid:
+            raise authorize.no_such_job(job_id)
         return known
+
+    def _hides_jobs_from(self, uid: int) -> bool:
+        return uid not in self._trusted_uids and self._lookups.hides_jobs()
 
     def opened(self, client: Client) -> None:
         self._registry.opened(client)
@@ -221,7 +230,7 @@ class Inbox:
 
     def _private_jobs(self, uid: int) -> PrivateJobs | None:
         """Return the jobs that a user may read about; None: all."""
-        if uid in self._trusted_uids or not self._lookups.hides_jobs():
+        if not self._hides_jobs_from(uid):
             return None
         with self._lock:
             jobs = self._jobs

@@ -11,6 +11,7 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from slurm_resilience.clock import Clock
+from slurm_resilience.controller.authorize import no_such_job
 from slurm_resilience.errors import NotFound, NotPermitted, WireError
 from slurm_resilience.model import Job
 from slurm_resilience.wire.limits import Rate
@@ -60,7 +61,7 @@ class JobLookups:
         if answer is None or self._clock.monotonic() - answer.at > REMEMBER_SECONDS:
             return None
         if answer.job is None:
-            raise NotPermitted(f"job {job_id} does not exist or has ended")
+            raise no_such_job(job_id)
         return answer.job
 
     def ask(self, job_id: int, uid: int) -> None:

@@ -6,10 +6,18 @@ from typing import Any
 
 import msgspec
 import pytest
+from worlds import FakeClock
 
+from slurm_resilience.controller.inbox import Inbox
+from slurm_resilience.controller.job_lookups import JobLookups
 from slurm_resilience.controller.pages import StatusPages
 from slurm_resilience.controller.query.private_jobs import PrivateJobs
+from slurm_resilience.controller.registry import Registry
+from slurm_resilience.errors import NotFound, SresError
+from slurm_resilience.model import Job
 from slurm_resilience.slurm.client import ClusterInfo
+from slurm_resilience.wire.messages import Hello
+from slurm_resilience.wire.server import NotKnownYet
 
 ALICE, BOB = 1001, 1002
 MINE = PrivateJobs(ALICE, {7, 17})
@@ -81,3 +89,43 @@ def test_a_users_status_has_own_jobs_alone() -> None:
         "jobs": {"7": {"nodes": ["n1"]}},
     }
     assert StatusPages(known).page()[0]["sentence"] == "requeue job 8"
+
+
+@pytest.mark.parametrize("hides", [True, False])
+def test_another_users_job_is_refused_like_one_that_does_not_exist(hides: bool) -> None:
+    """On the same way, too: Slurm is asked for both, or one would still be known from the other
+    when too much is asked."""
+    clock, jobs = FakeClock(), {7: Job(7, ALICE, "RUNNING"), 8: Job(8, BOB, "RUNNING")}
+    asked: list[int] = []
+
+    def find(number: int) -> Job:
+        asked.append(number)
+        if number not in jobs:
+            raise NotFound(f"job {number} does not exist")
+        return jobs[number]
+
+    inbox = Inbox(
+        Registry(clock),
+        trusted_uids=frozenset({0}),
+        lookups=JobLookups(find, clock, lambda: hides),
+        history=lambda _: ({}, ""),
+        clock=clock,
+    )
+    inbox.know((), jobs)
+
+    def answer(number: int, uid: int) -> str:
+        hello = Hello(b"", "job", str(number))
+        try:
+            try:
+                inbox.authorize(hello, uid, "192.0.2.1")
+            except NotKnownYet:
+                inbox.look_up(hello, uid)
+                inbox.authorize(hello, uid, "192.0.2.1")
+        except SresError as refusal:
+            return str(refusal).replace(str(number), "J")
+        return "welcome"
+
+    assert (answer(7, ALICE), answer(8, 0)) == ("welcome", "welcome")
+    assert asked == []
+    assert (answer(8, ALICE) == answer(9, ALICE)) is hides
+    assert asked == ([8, 9] if hides else [9])

@@ -41,6 +41,7 @@ from slurm_resilience.controller.spares.pool_lifecycle import PoolEvent
 from slurm_resilience.controller.spares.pool_records import MovePool, SparePool
 from slurm_resilience.errors import UsageError
 from slurm_resilience.model import Node
+from slurm_resilience.replace.replacers import Replacers
 from slurm_resilience.simulate.cluster import cluster_faults
 from slurm_resilience.simulate.cluster.cluster_campaign import CONTROLLER_CAMPAIGN, kinds_of
 from slurm_resilience.simulate.cluster.cluster_faults import FaultKind, PlannedFault, plan
@@ -95,6 +96,7 @@ PINNED: dict[int, str] = {
     9300608: "an empty dead node was kept from a job that recovers as the breaker tripped",
     9600631: "a person changed a pool's users before the first look at it, which took them over",
     10500239: "a person put back at once the spares that sresctld had just exchanged",
+    11000021: "a sresd that was stopped in mid-reset told of no end of the fault, and it was over",
     961236: "a job was given nodes, and its supervisor said nothing of them",
 }
 """Hours of six faults, as a campaign has them, in which a rule was broken once, and why."""
@@ -514,6 +516,11 @@ MUTATIONS: dict[str, tuple[ClusterRule, tuple[FaultKind, ...], tuple[Patch, ...]
             (observe, "with_companions", lambda jobs: jobs),
             (jobs, "_waiting_companions", named_like_companions),
         ),
+    ),
+    "no one looks at the disk": (
+        ClusterRule.SHORT_DISK,
+        (Kind.DISK_RUNS, Kind.PERSON_ASKS),
+        ((Replacers, "lack_of_room", lambda *_: ""),),
     ),
     "a lemon is not known": (
         ClusterRule.LEMON,

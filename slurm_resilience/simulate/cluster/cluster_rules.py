@@ -309,6 +309,9 @@ class ClusterRules:
         if kind == NodeEvent.REPLACING:
             self._written.starts.append(self._schedule.now)
             self._count_repair(node, incident)
+            # A slow Slurm may take seconds between the listing and the look at the disk.
+            if self._host.was_full_at(self._slurm.listed_at):
+                self.break_rule(ClusterRule.SHORT_DISK, f"incident {incident} of {node}: {text}")
         if kind != "alarm":
             return
         # Each alarm about spares follows from a person's act of its own.

@@ -32,6 +32,7 @@ class ClusterRule(enum.StrEnum):
     NOT_ITS_OWN = "no user speaks for a node or for another user's job, or orders anything"
     HALT = "nothing is begun after a pause or SIGTERM"
     RESET = "GPUs are reset while no job is on their node, and once for each order"
+    SHORT_DISK = "no replacement is begun and no try is counted while sresctld's disk is short"
     LEMON = "no machine is repaired again and again without a person (recovery.max_repairs)"
     DURATIONS = "no duration is written down that has not passed"
     YOUNG_ROWS = "nothing is dropped from the journal before its time (controller.keep)"

@@ -6,6 +6,7 @@ from __future__ import annotations
 import enum
 import errno
 from collections.abc import Callable, Sequence
+from math import inf
 from pathlib import Path
 from random import Random
 from typing import Protocol
@@ -77,8 +78,9 @@ class SimHost:
         self._random = random
         self._machines = machines
         self.runs: dict[Path, SimRun] = {}
-        self.full = False
-        """The disk of the run directories is full."""
+        self._full_since = inf
+        self._looked_early = False
+        """The last look came just before the room was gone."""
         self.manners: list[Manner] = [Manner.GOOD]
         """The program behaves as one of these."""
         self.seconds = (3.0, 20.0)
@@ -86,6 +88,21 @@ class SimHost:
         self.watcher: ProgramWatcher | None = None
         self.boundary: Callable[[str], None] = lambda _: None
         """Called at each moment at which sresctld may be killed."""
+
+    @property
+    def full(self) -> bool:
+        """The disk of the run directories is full."""
+        return self._full_since < inf
+
+    @full.setter
+    def full(self, is_full: bool) -> None:
+        # A second fault ends with the first one.
+        self._full_since = min(self._full_since, self._schedule.now) if is_full else inf
+        self._looked_early = False
+
+    def was_full_at(self, moment: float) -> bool:
+        """Tell whether a look at that moment showed the disk as full, and it is still."""
+        return self._full_since < moment and not self._looked_early
 
     def restart_seconds(self) -> float:
         """Draw the time until systemd starts sresctld again."""
@@ -95,7 +112,8 @@ class SimHost:
 
     def lack_of_room(self, directory: Path) -> str:
         # It may be the last look before the room is gone.
-        return "no room" if self.full and self._random.random() < 0.9 else ""
+        self._looked_early = self.full and self._random.random() >= 0.9
+        return "no room" if self.full and not self._looked_early else ""
 
     def make(self, directory: Path) -> None:
         self.boundary("before a run's directory")

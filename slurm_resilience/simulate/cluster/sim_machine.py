@@ -388,7 +388,11 @@ class Agent:
         if report is None:
             return
         self._machine.endpoint.received(connection, report)
-        for key in report.cleared:
+        # A full report takes the place of all before it: a sresd that was stopped in mid-reset has
+        # told of no end.
+        told = {found.key for found in report.findings}
+        silent = [key for key in self.reported_at if report.full and key not in told]
+        for key in (*report.cleared, *silent):
             self.reported_at.pop(key, None)
         now = self._machine.schedule.now
         for found in report.findings:

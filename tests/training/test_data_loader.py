@@ -257,6 +257,21 @@ def test_the_next_process_reads_nothing(tmp_path: Path) -> None:
     loader.close()
 
 
+def test_after_a_move_the_window_opens_with_each_batch_that_is_given(tmp_path: Path) -> None:
+    source = Numbers(400)
+    loader = ReplayLoader(source, global_batch=10, cache=tmp_path / "c", prefetch_length=4)
+    some(loader, 1)
+    until(lambda: len(source.reads) == 50)
+    loader.reshare(0, 2)
+    read = []
+    for _ in range(6):
+        some(loader, 1)
+        until(lambda: loader._feed._wanted() is None)
+        read.append((len(source.reads) - 50) // 5)
+    assert read == [2, 4, 6, 8, 9, 10]
+    loader.close()
+
+
 def test_broken_files_are_fetched_again(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     loader = ReplayLoader(Numbers(), global_batch=4, cache=tmp_path / "c", prefetch_length=8)
     given = rows(next(iter(loader)))

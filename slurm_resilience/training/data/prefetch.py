@@ -2,6 +2,9 @@
 
 The thread is the only one that reads the source. Everything it shares with the training lies under
 one condition; what it fetched for a share that is no longer wanted is dropped.
+
+After a move the window opens by one batch with each that is given: a new world's first step, for
+which all its ranks wait, would else share the interpreter's lock with the reading of ten batches.
 """
 
 from __future__ import annotations
@@ -84,6 +87,8 @@ class Prefetcher:
         self._place = place
         self._lengths = WindowLengths(ahead, behind)
         self._asked = False
+        self._opened = ahead
+        """Batches that may be read ahead by now, of those that are to be."""
         self._warn = warn
         self._ready: dict[int, _Ready] = {}
         self._before: dict[int, SourceSample] = {}
@@ -116,6 +121,7 @@ class Prefetcher:
             if ready.loose:
                 self._keep_needed(number, ready.found)
             self.next = number + self._place.stride
+            self._opened += 1
             self._before[self.next] = ready.found._replace(batch=None)
             self._changed.notify_all()
             return ready.found
@@ -145,6 +151,7 @@ class Prefetcher:
                 self._before.clear()
             self._ready = {k: r for k, r in self._ready.items() if k >= number}
             self.next = self.committed = number
+            self._opened = 0
             self.end = self._limit
             self._error = None
             self._tell()
@@ -214,7 +221,8 @@ class Prefetcher:
 
     def _wanted(self) -> int | None:
         """Return the first batch of the window that is not ready; None: nothing to do now."""
-        stride, ahead = self._place.stride, max(self._lengths.ahead, int(self._asked))
+        stride, opened = self._place.stride, max(self._opened, 1)
+        ahead = max(min(opened, self._lengths.ahead), int(self._asked))
         for number in range(self.next, self.next + ahead * stride, stride):
             if self.end is not None and number >= self.end:
                 return None

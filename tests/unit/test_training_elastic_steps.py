@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from copy import deepcopy
 from typing import Any
 
@@ -14,12 +15,13 @@ from torch import nn  # noqa: E402
 
 from slurm_resilience.errors import UsageError  # noqa: E402
 from slurm_resilience.training.data import ReplayLoader  # noqa: E402
-from slurm_resilience.training.elastic import tree_exchange  # noqa: E402
+from slurm_resilience.training.elastic import same_numerics, tree_exchange  # noqa: E402
 from slurm_resilience.training.elastic.microbatches import (  # noqa: E402
     MicrobatchSteps,
     step_length,
 )
 from slurm_resilience.training.elastic.same_numerics import (  # noqa: E402
+    compare_ranks,
     numerics,
     refuse_differences,
 )
@@ -336,6 +338,17 @@ def test_ranks_that_compute_differently_are_named() -> None:
         refuse_differences([own, own | {threads: "77"}])
     with pytest.raises(UsageError, match="use_deterministic_algorithms"):
         refuse_differences([own | {"deterministic algorithms": "False"}] * 2)
+
+
+def test_ranks_that_compute_alike_exchange_one_number(monkeypatch: pytest.MonkeyPatch) -> None:
+    _, ranks = in_threads(monkeypatch, 3, lambda _: compare_ranks(CPU, 3))
+    assert ranks.calls == [["all_gather"]] * 3
+    alike = {"device": "cpu"}
+    monkeypatch.setattr(
+        same_numerics, "numerics", lambda _: alike | {"torch": threading.current_thread().name}
+    )
+    with pytest.raises(UsageError, match="another torch than rank 0"):
+        in_threads(monkeypatch, 3, lambda _: compare_ranks(CPU, 3))
 
 
 def test_a_source_of_whole_batches_is_refused() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -11,6 +12,8 @@ import torch.distributed as dist
 from torch import nn
 
 from slurm_resilience.errors import UsageError
+from slurm_resilience.training import compat
+from slurm_resilience.training.content_digest import content_digest
 
 
 def numerics(device: torch.device) -> dict[str, str]:
@@ -29,10 +32,12 @@ def numerics(device: torch.device) -> dict[str, str]:
     return found
 
 
+@functools.cache
 def _processor() -> str:
     """Return the processor's name as the kernel tells it; empty: it does not."""
-    with contextlib.suppress(OSError):
-        for line in Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines():
+    # Line by line: the kernel takes a while for hundreds of processors.
+    with contextlib.suppress(OSError), Path("/proc/cpuinfo").open(encoding="utf-8") as lines:
+        for line in lines:
             if line.startswith("model name"):
                 return line.partition(":")[2].strip()
     return ""
@@ -59,14 +64,21 @@ def refuse_differences(said: Sequence[dict[str, str]]) -> None:
 
 
 def compare_ranks(device: torch.device, world: int) -> None:
-    """Compare this rank with all others. A collective.
+    """Compare this rank with all others. A collective; one number of each, as long as all agree.
 
     Raises:
         UsageError: they compute in different ways.
     """
-    said: list[dict[str, str]] = [numerics(device)] * world
+    own = numerics(device)
+    said = [own]
     if world > 1:
-        dist.all_gather_object(said, numerics(device))
+        where = compat.wire_device(dist.group.WORLD)
+        word = torch.tensor([content_digest(own)], dtype=torch.int64, device=where)
+        words = [torch.empty_like(word) for _ in range(world)]
+        dist.all_gather(words, word, group=None)
+        if len({int(one) for one in words}) > 1:
+            said = [own] * world
+            dist.all_gather_object(said, own)
     refuse_differences(said)
 
 

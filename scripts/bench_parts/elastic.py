@@ -213,6 +213,9 @@ def _with_changes(found: dict[str, Any], rounds: int) -> dict[str, Any]:
         f"a rank is lost: {changed['shrink_s']:.2f} s until the others step; another joins: "
         f"{changed['grow_s']:.2f} s of standstill; the bits are {equal} to an undisturbed run's"
     )
+    for name in ("shrink", "grow"):
+        seconds = changed[f"{name}_parts_s"].items()
+        console.print(f"  {name}: " + ", ".join(f"{part} {took:.3f} s" for part, took in seconds))
     console.print(
         f"the same loss, all from a checkpoint: {changed['checkpoint_restart_s']:.2f} s "
         f"({changed['speedup_over_checkpoint_restart']:.1f} times as long)"

@@ -27,6 +27,8 @@ STEPS = 600
 RUN_SECONDS = 120.0
 STEADY_STEPS = 10
 """For the length of a step."""
+EARLY_SECONDS = 0.2
+"""A rank may leave its world so long before the last one's step is over."""
 SURVIVORS = tuple(rank for rank in range(WORLD) if rank != VICTIM)
 
 
@@ -71,18 +73,60 @@ def joined(ranks: Mapping[int, Sequence[Event]], fault: float) -> float | None:
 
     From the last step of any survivor in the smaller world to the last one's next step.
     """
-    before, after = [], []
+    after = []
     for rank in SURVIVORS:
         steps = [event for event in ranks[rank] if event.name == "step" and event.at > fault]
         small = [event.at for event in steps if event.world < WORLD]
         full = [
             event.at for event in steps if event.world == WORLD and small and event.at > small[-1]
         ]
-        if not small or not full:
+        if not full:
             return None
-        before.append(small[-1])
         after.append(full[0])
-    return max(after) - max(before)
+    return max(after) - last_small_step(ranks, fault)
+
+
+def last_small_step(ranks: Mapping[int, Sequence[Event]], fault: float) -> float:
+    """Return when the last survivor made its last step in the smaller world. Pure."""
+    return max(
+        event.at
+        for rank in SURVIVORS
+        for event in ranks[rank]
+        if event.name == "step" and event.at > fault and event.world < WORLD
+    )
+
+
+PARTS = ("left", "met", "formed", "form", "step")
+"""Events at which a part of a change is over: its world is left, the next one is agreed on, its
+process group is formed, the state is healed, the first step is made."""
+
+
+def parts(
+    ranks: Mapping[int, Sequence[Event]], since: float, counted: Iterable[int], world: int
+) -> dict[str, float]:
+    """Return the seconds of each part of a change of size; a rank that is late counts. Pure.
+
+    Args:
+        since: monotonic seconds: the fault, or the end of the last step before.
+        counted: ranks that were there before.
+        world: ranks after it.
+    """
+    last: dict[str, float] = {}
+    for rank in counted:
+        events = [event for event in ranks[rank] if event.at > since - EARLY_SECONDS]
+        stop = next(n for n, e in enumerate(events) if e.name == "step" and _new(events[:n], world))
+        for name in PARTS:
+            at = max(event.at for event in events[: stop + 1] if event.name == name)
+            last[name] = max(last.get(name, since), at)
+    ends = [since, *(last[name] for name in PARTS)]
+    return {
+        name: after - before for name, (before, after) in zip(PARTS, pairwise(ends), strict=True)
+    }
+
+
+def _new(events: Sequence[Event], world: int) -> bool:
+    """Tell whether a rank has formed a group of this size, by what came before."""
+    return any(event.name == "form" and event.world == world for event in events)
 
 
 def usual_step(ranks: Mapping[int, Sequence[Event]], until: float) -> float:
@@ -129,6 +173,8 @@ class Change(NamedTuple):
     shrink: float
     grow: float
     told: Told
+    shrink_parts: dict[str, float]
+    grow_parts: dict[str, float]
 
 
 def _resized() -> Change:
@@ -138,8 +184,17 @@ def _resized() -> Change:
         at = job.kill(VICTIM)
         shrunk = job.until(lambda ranks: downtime(ranks, at, SURVIVORS), "survivors' step")
         grown = job.until(lambda ranks: joined(ranks, at), "joining")
-        step = usual_step(job.ranks(), at)
-        return Change(step, shrunk - step, grown - step, _end(job))
+        ranks = job.ranks()
+        step = usual_step(ranks, at)
+        small = last_small_step(ranks, at)
+        return Change(
+            step,
+            shrunk - step,
+            grown - step,
+            _end(job),
+            parts(ranks, at, SURVIVORS, WORLD - 1),
+            parts(ranks, small, SURVIVORS, WORLD),
+        )
 
 
 def _restarted() -> float:
@@ -168,6 +223,13 @@ def measure(rounds: int) -> dict[str, Any]:
     shrunk = statistics.median(change.shrink for change in changes)
     grown = statistics.median(change.grow for change in changes)
     restarted = statistics.median(restarts)
+    each = {
+        name: {part: statistics.median(of[part] for of in found) for part in PARTS}
+        for name, found in (
+            ("shrink_parts_s", [change.shrink_parts for change in changes]),
+            ("grow_parts_s", [change.grow_parts for change in changes]),
+        )
+    }
     digests = {digest for change in changes for digest in change.told.digests}
     return {
         "rounds": rounds,
@@ -178,5 +240,9 @@ def measure(rounds: int) -> dict[str, Any]:
         "shrink_s": shrunk,
         "grow_s": grown,
         "checkpoint_restart_s": restarted,
+        "each_shrink_s": [change.shrink for change in changes],
+        "each_grow_s": [change.grow for change in changes],
+        "each_checkpoint_restart_s": restarts,
+        **each,
         "speedup_over_checkpoint_restart": restarted / (shrunk + grown),
     }

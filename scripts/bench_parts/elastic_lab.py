@@ -105,6 +105,19 @@ def standstill_steps(steps: Sequence[Event], since: float, until: float) -> floa
     return max(0.0, longest / usual - 1)
 
 
+def lost_steps(steps: Sequence[Event], since: float, until: float) -> float:
+    """Return the steps that all standstills together have cost. Pure.
+
+    Args:
+        steps: of one rank.
+        since: monotonic seconds: the steps before it tell how long a step takes.
+        until: the same.
+    """
+    usual = statistics.median(gaps([step for step in steps if step.at < since][-STEADY_STEPS:]))
+    made = [step.at for step in steps if since - usual <= step.at <= until]
+    return max(0.0, (made[-1] - made[0]) / usual - (len(made) - 1))
+
+
 def measure() -> dict[str, Any]:
     """Run it; the figures."""
     spec = LabSpec(
@@ -145,5 +158,6 @@ def _measure(job: ElasticJob, lab: Lab) -> dict[str, Any]:
     return {
         "idle_to_grown_s": grown - free_at,
         "evacuation_standstill_steps": standstill_steps(job.steps(), sick_at, left),
+        "evacuation_lost_steps": lost_steps(job.steps(), sick_at, left),
         "evacuation_step_s": statistics.median(gaps(job.steps()[-STEADY_STEPS:])),
     }

@@ -15,8 +15,12 @@ PARTS = Path(__file__).parents[2] / "scripts" / "bench_parts"
 
 @pytest.fixture
 def bench(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    return load(monkeypatch, "elastic_changes")
+
+
+def load(monkeypatch: pytest.MonkeyPatch, name: str) -> ModuleType:
     monkeypatch.setattr(sys, "path", [str(PARTS / "training"), *sys.path])
-    spec = importlib.util.spec_from_file_location("bench_changes", PARTS / "elastic_changes.py")
+    spec = importlib.util.spec_from_file_location(f"bench_{name}", PARTS / f"{name}.py")
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     before = set(sys.modules)
@@ -70,3 +74,21 @@ def test_a_join_is_measured_on_the_ranks_that_were_there(bench: ModuleType) -> N
     assert bench.joined(ranks, 2.0) == pytest.approx(0.5)
     ranks[0] = events(bench, text.format(4, ""))
     assert bench.joined(ranks, 2.0) is None
+
+
+def test_a_change_is_taken_apart_by_the_rank_that_is_last(bench: ModuleType) -> None:
+    text = "0.9 step 5 4 9\n1.0 left -1 0 9\n1.{0} met -1 3 9\n1.5 formed -1 3 9\n1.6 form -1 3 9\n"
+    text += "2.{1} step 6 3 9\n3.0 step 7 3 9\n"
+    ranks = {rank: events(bench, text.format(1 + rank, rank)) for rank in bench.SURVIVORS}
+    found = bench.parts(ranks, 0.95, bench.SURVIVORS, 3)
+    wanted = {"left": 0.05, "met": 0.4, "formed": 0.1, "form": 0.1, "step": 0.7}
+    assert found == pytest.approx(wanted)
+
+
+def test_all_standstills_of_an_evacuation_count(monkeypatch: pytest.MonkeyPatch) -> None:
+    lab = load(monkeypatch, "elastic_lab")
+    times = [0, 1, 2, 3, 4, 5.5, 6.5, 8.25, 9.25]
+    steps = events(lab, "".join(f"{at} step 1 3 9\n" for at in times))
+    assert lab.lost_steps(steps, 3.5, 9.0) == pytest.approx(1.25)
+    assert lab.standstill_steps(steps, 3.5, 9.0) == pytest.approx(0.75)
+    assert lab.lost_steps(steps, 3.5, 5.0) == 0

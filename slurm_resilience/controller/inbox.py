@@ -7,7 +7,6 @@ may be called from any thread.
 
 from __future__ import annotations
 
-import socket
 import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -21,6 +20,7 @@ from slurm_resilience.controller.heard import InboxMessage, OfJob, without_balla
 from slurm_resilience.controller.job_lookups import JobLookups
 from slurm_resilience.controller.node_requests import NodeRequests
 from slurm_resilience.controller.pages import StatusPages, public_event
+from slurm_resilience.controller.probe import AddressBook
 from slurm_resilience.controller.query.private_jobs import PrivateJobs
 from slurm_resilience.controller.registry import Registry
 from slurm_resilience.errors import NotPermitted, SresError, UsageError
@@ -76,6 +76,13 @@ class _Listing(NamedTuple):
     """Each by itself."""
 
 
+class _Judged(NamedTuple):
+    """The last round's verdicts, and the jobs that it saw."""
+
+    verdicts: Mapping[str, NodeVerdict]
+    jobs: Mapping[int, Job]
+
+
 class Inbox:
     """Implements the wire server's handler."""
 
@@ -104,13 +111,12 @@ class Inbox:
         self._step_checks = StepChecks(self.node_requests.ask, self._begin_round, clock)
         self._clock = clock
         self._wakes = _UsersWakes()
+        self.addresses = AddressBook(clock)
         self._lock = threading.Lock()
         self._waiting: deque[InboxMessage] = deque()
         self._listing = _Listing((), {}, {})
         self._jobs: Mapping[int, Job] = {}
-        self._verdicts: Mapping[str, NodeVerdict] = {}
-        self._judged: Mapping[int, Job] = {}
-        """The jobs of the round that the verdicts come from."""
+        self._judged = _Judged({}, {})
         self._status = StatusPages({})
 
     # -- the wire's handler -------------------------------------------------------------------
@@ -126,12 +132,25 @@ class Inbox:
                 addresses = self._listing.places
             authorize.check_node(hello.subject, uid, self._trusted_uids, addresses)
             place = addresses[hello.subject]
-            resolved = {address} if address == place.address else _resolve(place)
+            is_its_own = address == place.address
+            resolved = {address} if is_its_own else self._resolve(place)
             authorize.check_address(hello.subject, address, place, resolved)
             return authorize.neighbours_of(hello.subject, addresses)
         if hello.role == "job":
             authorize.check_job(self._job_for(hello.subject, uid), uid, self._trusted_uids)
         return ()
+
+    def _resolve(self, place: NodePlace) -> set[str]:
+        """Return the addresses of a node's names, of both families.
+
+        Raises:
+            SresError: none of its names can be resolved.
+        """
+        names = dict.fromkeys(name for name in (place.address, place.hostname) if name)
+        found = {one.partition("%")[0] for name in names for one in self.addresses.look_up(name)}
+        if not found and names:
+            raise SresError(f"the node address {place.address} cannot be resolved")
+        return found
 
     def look_up(self, hello: Hello, uid: int) -> None:
         """Ask Slurm about the job of a hello.
@@ -251,8 +270,8 @@ class Inbox:
         names = authorize.asked_nodes(request.nodes)
         with self._lock:
             # Slurm gave a newer job its nodes since: what was true of them before is over.
-            judged = self._judged.get(int(client.subject))
-            known = verdicts_on(names, self._verdicts if judged and judged.nodes else {})
+            judged = self._judged.jobs.get(int(client.subject))
+            known = verdicts_on(names, self._judged.verdicts if judged and judged.nodes else {})
             job = self._jobs.get(int(client.subject))
         job = job or self._lookups.known(int(client.subject))
         own = frozenset(job.nodes if job is not None else ())
@@ -325,7 +344,7 @@ class Inbox:
         """Keep what the last cycle found, for those who ask."""
         pages = StatusPages(status, self._clock.monotonic())
         with self._lock:
-            self._verdicts, self._judged = verdicts, self._jobs
+            self._judged = _Judged(verdicts, self._jobs)
             self._status = pages
         self._step_checks.round_ended(verdicts)
 
@@ -340,20 +359,3 @@ def _are_at_their_places(nodes: Sequence[Node], before: Sequence[Node]) -> bool:
 
 def _place(node: Node) -> NodePlace:
     return NodePlace(node.address, node.port, node.hostname)
-
-
-def _resolve(place: NodePlace) -> set[str]:
-    """Return the addresses of a node's names, of both families.
-
-    Raises:
-        SresError: none of its names can be resolved.
-    """
-    found, failure = set(), ""
-    for name in dict.fromkeys(name for name in (place.address, place.hostname) if name):
-        try:
-            found |= {str(info[4][0]).partition("%")[0] for info in socket.getaddrinfo(name, None)}
-        except (OSError, UnicodeError) as error:
-            failure = failure or f"the node address {name} cannot be resolved: {error}"
-    if not found and failure:
-        raise SresError(failure)
-    return found

@@ -38,7 +38,7 @@ from slurm_resilience.controller.journal.journal_file import open_database
 from slurm_resilience.controller.journal.records import HOUR_SECONDS
 from slurm_resilience.controller.observe import Sources, last_run
 from slurm_resilience.controller.pace import TICK_SECONDS, RoundCause, pause_before
-from slurm_resilience.controller.probe import Dialer, Prober
+from slurm_resilience.controller.probe import Dialer, Prober, ThreadDialer
 from slurm_resilience.controller.query.history_reader import HistoryReader
 from slurm_resilience.controller.registry import Registry, Silences, SupervisorRoll
 from slurm_resilience.controller.retention import Retention
@@ -149,7 +149,10 @@ class Controller:
             history=HistoryReader(state_dir / "journal.db").read,
             clock=clock,
         )
-        self._prober = Prober(clock, config.detect.probe_timeout, borders.dialer)
+        seconds = config.detect.probe_timeout
+        # What a node's hello has taught of its name serves its probes, too.
+        dialer = borders.dialer or ThreadDialer(clock, seconds, self.inbox.addresses)
+        self._prober = Prober(clock, seconds, dialer)
         self._prober.done = self.registry.wake
         actor = Actor(
             client,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import functools
+import ipaddress
 import logging
 import socket
 import threading
@@ -26,6 +27,10 @@ a time in which no node was heard."""
 PROBES_AT_ONCE = 256
 """Each may wait for `detect.probe_timeout`. 500 nodes that fall silent together are then probed
 twice within seconds, so that supervised jobs leave them about as soon as a single one."""
+LOOK_UP_SECONDS = 1.0
+"""A name server that does not answer is waited for so long: less than a node waits for its
+welcome."""
+LOOK_UPS_AT_ONCE = 256
 
 Answer = Literal["answered", "refused", "silent"]
 
@@ -55,28 +60,69 @@ _ERRORS_OF_THIS_MACHINE = frozenset(
 )
 
 
+class _LookUp(NamedTuple):
+    ended: threading.Event
+    started: float
+    """Monotonic."""
+
+
 class AddressBook:
     """Keeps what each name stood for when it was last looked up: a name that is gone from DNS or
-    from /etc/hosts says nothing about its machine. May be used from any thread."""
+    from /etc/hosts says nothing about its machine. A name server that does not answer keeps
+    none waiting for long: what was known stands meanwhile. May be used from any thread."""
 
-    def __init__(self) -> None:
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._lock = threading.Lock()
         self._known: dict[str, tuple[str, ...]] = {}
         self._warned: set[str] = set()
+        self._running: dict[str, _LookUp] = {}
 
     def look_up(self, name: str) -> tuple[str, ...]:
         """Return the addresses of a name, else its last known ones, if there are any."""
+        if _is_number(name):
+            return (name,)
+        now = self._clock.monotonic()
+        with self._lock:
+            known, running = self._known.get(name, ()), self._running.get(name)
+            hangs = any(now - one.started > LOOK_UP_SECONDS for one in self._running.values())
+            if running is None and len(self._running) < LOOK_UPS_AT_ONCE:
+                running = self._running[name] = _LookUp(threading.Event(), now)
+                # A daemon: one that hangs must not keep sresctld from its end.
+                threading.Thread(
+                    target=self._ask, args=(name,), name="look-up", daemon=True
+                ).start()
+        if running is None or (known and hangs):
+            return known
+        self._clock.wait(running.ended, LOOK_UP_SECONDS)
+        with self._lock:
+            return self._known.get(name, ())
+
+    def _ask(self, name: str) -> None:
+        failure, found = "", []
         try:
             found = socket.getaddrinfo(name, None, type=socket.SOCK_STREAM)
         except (OSError, UnicodeError) as error:  # the latter: no name could be written so
-            known = self._known.get(name, ())
-            if name not in self._warned:
-                self._warned.add(name)
-                then = f"{', '.join(known)} is probed" if known else "it is not probed"
-                log.warning("the node address %s cannot be looked up: %s; %s", name, error, then)
-            return known
-        self._warned.discard(name)
-        self._known[name] = tuple(dict.fromkeys(str(one[4][0]) for one in found))
-        return self._known[name]
+            failure = str(error)
+        with self._lock:
+            if not failure:
+                self._warned.discard(name)
+                self._known[name] = tuple(dict.fromkeys(str(one[4][0]) for one in found))
+            is_news, known = failure and name not in self._warned, self._known.get(name, ())
+            self._warned |= {name} if failure else set()
+            self._running.pop(name).ended.set()
+        if is_news:
+            then = f"it counts as {', '.join(known)}" if known else "its node is not probed"
+            log.warning("the node address %s cannot be looked up: %s; %s", name, failure, then)
+
+
+def _is_number(name: str) -> bool:
+    """Tell whether an address needs no look-up."""
+    try:
+        ipaddress.ip_address(name)
+    except ValueError:
+        return False
+    return True
 
 
 def probe(addresses: Sequence[str], port: int, timeout: float) -> Answer | None:
@@ -113,10 +159,10 @@ class Dialer(Protocol):
 class ThreadDialer:
     """Tries connections from threads, which it starts as they are needed."""
 
-    def __init__(self, clock: Clock, timeout: float) -> None:
+    def __init__(self, clock: Clock, timeout: float, addresses: AddressBook) -> None:
         self._clock = clock
         self._timeout = timeout
-        self._addresses = AddressBook()
+        self._addresses = addresses
         self._pool = ThreadPoolExecutor(PROBES_AT_ONCE, thread_name_prefix="probe")
 
     def dial(self, address: str, port: int, done: Answered) -> None:
@@ -137,7 +183,7 @@ class Prober:
     def __init__(self, clock: Clock, timeout: float, dialer: Dialer | None = None) -> None:
         self._clock = clock
         self._timeout = timeout
-        self._dialer = dialer or ThreadDialer(clock, timeout)
+        self._dialer = dialer or ThreadDialer(clock, timeout, AddressBook(clock))
         self._lock = threading.Lock()
         self._flying: set[str] = set()
         self._results: dict[str, deque[ProbeResult]] = defaultdict(

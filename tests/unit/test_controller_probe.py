@@ -13,6 +13,7 @@ from worlds import FakeClock
 from slurm_resilience.clock import SystemClock
 from slurm_resilience.controller import probe as probe_module
 from slurm_resilience.controller.probe import (
+    LOOK_UP_SECONDS,
     MIN_PAUSE_SECONDS,
     SERIES_END_SECONDS,
     AddressBook,
@@ -63,7 +64,7 @@ def test_a_name_that_is_gone_is_no_silence(code: int, monkeypatch: pytest.Monkey
 
     monkeypatch.setattr(socket, "getaddrinfo", look_up)
     monkeypatch.setattr(socket, "create_connection", connect)
-    dialer = ThreadDialer(SystemClock(), 1.0)
+    dialer = ThreadDialer(SystemClock(), 1.0, AddressBook(SystemClock()))
     answers: list[str | None] = []
     for gone in (False, True):
         if gone:
@@ -93,7 +94,7 @@ def test_many_silent_nodes_are_probed_together(monkeypatch: pytest.MonkeyPatch) 
         return "silent"
 
     monkeypatch.setattr(probe_module, "probe", wait)
-    dialer = ThreadDialer(SystemClock(), 1.0)
+    dialer = ThreadDialer(SystemClock(), 1.0, AddressBook(SystemClock()))
     for _ in range(200):
         dialer.dial("127.0.0.1", 6818, lambda _, answer: answers.put(answer))
     assert {answers.get(timeout=20) for _ in range(200)} == {"silent"}
@@ -105,7 +106,42 @@ def test_many_silent_nodes_are_probed_together(monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_a_name_that_is_none_has_no_address() -> None:
-    assert AddressBook().look_up("n1..example") == ()
+    assert AddressBook(SystemClock()).look_up("n1..example") == ()
+
+
+def test_a_name_server_that_hangs_keeps_none_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A replaced node that lived was not let in while it hung, and was replaced once more."""
+    hangs, asked = threading.Event(), list[str]()
+
+    def look_up(name: str, *_: object, **__: object) -> list[tuple[object, ...]]:
+        asked.append(name)
+        if asked.count(name) > 1 or name == "n3":
+            hangs.wait(60)
+        return [(socket.AF_INET, socket.SOCK_STREAM, 6, "", ("192.0.2.1", 0))]
+
+    monkeypatch.setattr(socket, "getaddrinfo", look_up)
+    clock = FakeClock()
+    waits: list[float] = []
+
+    def wait(event: threading.Event, seconds: float) -> bool:
+        if is_prompt:
+            return event.wait(10)
+        waits.append(seconds)
+        clock.pass_time(seconds + 0.1)
+        return event.is_set()
+
+    monkeypatch.setattr(clock, "wait", wait)
+    book, is_prompt = AddressBook(clock), True
+    assert book.look_up("n1") == book.look_up("n2") == ("192.0.2.1",)
+    is_prompt = False
+    assert book.look_up("n1") == ("192.0.2.1",)
+    assert book.look_up("n2") == ("192.0.2.1",)
+    assert book.look_up("n3") == ()
+    assert book.look_up("192.0.2.9") == ("192.0.2.9",)
+    assert waits == [LOOK_UP_SECONDS] * 2, "for the first, and for the one that is not known"
+    hangs.set()
+    is_prompt = True
+    assert book.look_up("n3") == ("192.0.2.1",)
 
 
 def test_a_machine_with_two_addresses_is_silent_only_on_both(

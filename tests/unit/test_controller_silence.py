@@ -102,7 +102,7 @@ class Site:
 
     def _cycle(self) -> str:
         sentence = self.cycle()
-        verdicts = self.daemon.inbox._verdicts
+        verdicts = self.daemon.inbox._judged.verdicts
         self.rounds.append((self.clock.monotonic(), verdicts["n1"].verdict))
         if self.clock.monotonic() >= self.end:
             self.stop.set()

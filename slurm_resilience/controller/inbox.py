@@ -235,6 +235,8 @@ class Inbox:
 
     def _answer(self, request: StatusRequest, uid: int) -> Message:
         private = self._private_jobs(uid)
+        if uid not in self._trusted_uids and self._lookups.hides_nodes():
+            return self._answer_without_nodes(request, uid)
         if request.what not in ("status", "summary"):
             data, following = self._history(request)
             if uid not in self._trusted_uids and "events" in data:
@@ -246,6 +248,22 @@ class Inbox:
         if request.what == "status":
             data, following = pages.page(request.after, private)
         return Status(pages.with_age(data, self._clock.monotonic()), following)
+
+    def _answer_without_nodes(self, request: StatusRequest, uid: int) -> Message:
+        """Tell a user from whom Slurm hides nodes of the user's own jobs alone."""
+        with self._lock:
+            pages, jobs = self._status, self._jobs
+        own = {job.id for job in jobs.values() if job.uid == uid}
+        if request.what in ("status", "summary"):
+            data = pages.of_jobs(own)
+            return Status(pages.with_age(data, self._clock.monotonic()))
+        if request.what not in ("history", "events"):
+            refusal = NotPermitted("Slurm hides nodes from users here (PrivateData=nodes)")
+            return Refused(str(refusal), refusal.exit_code)
+        data, following = self._history(request)
+        private = PrivateJobs(uid, own)
+        events = [public_event(event) for event in data["events"] if event["job"]]
+        return Status(private.of({"events": events}), following)
 
     def _private_jobs(self, uid: int) -> PrivateJobs | None:
         """Return the jobs that a user may read about; None: all."""

@@ -33,7 +33,11 @@ class JobLookups:
     """Thread safe."""
 
     def __init__(
-        self, find_job: Callable[[int], Job], clock: Clock, hides_jobs: Callable[[], bool] = bool
+        self,
+        find_job: Callable[[int], Job],
+        clock: Clock,
+        hides_jobs: Callable[[], bool] = bool,
+        hides_nodes: Callable[[], bool] = bool,
     ) -> None:
         """
         Args:
@@ -41,9 +45,11 @@ class JobLookups:
             clock: its monotonic time counts.
             hides_jobs: tells whether Slurm hides users' jobs from each other; by default it does
                 not.
+            hides_nodes: tells whether Slurm hides the state of nodes from users.
         """
         self._find_job = find_job
         self.hides_jobs = hides_jobs
+        self.hides_nodes = hides_nodes
         self._clock = clock
         self._lock = threading.Lock()
         self._answers: dict[int, _Answer] = {}

@@ -144,7 +144,10 @@ class Controller:
             self.registry,
             trusted_uids=frozenset({0, info.slurm_user_uid}),
             lookups=JobLookups(
-                lambda job_id: find_job(client, job_id), clock, lambda: settings.last.hides_jobs
+                lambda job_id: find_job(client, job_id),
+                clock,
+                lambda: settings.last.hides_jobs,
+                lambda: settings.last.hides_nodes,
             ),
             history=HistoryReader(state_dir / "journal.db").read,
             clock=clock,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import bisect
 import functools
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 import msgspec
@@ -16,6 +16,9 @@ PAGE_BYTES = 256 << 10
 """A page ends with the entry that makes it as large as this."""
 _LISTS = ("nodes", "jobs")
 """The parts of the status that grow with the cluster."""
+_OF_NO_NODE = {"version", "at", "uptime", "mode", "paused", "blind", "blind_since", "can_replace"}
+_OF_NO_NODE |= {"can_reboot", "permits_expansion"}
+"""The parts of the summary that name no node."""
 PRIVATE_TEXT = "(root and SlurmUser can read it)"
 _PRIVATE_DATA = frozenset({"output"})
 _PRIVATE_KINDS = frozenset({"replacing"})
@@ -88,6 +91,17 @@ class StatusPages:
             if size >= PAGE_BYTES and index + 1 < len(self._order):
                 return data, f"{rank}/{key}"
         return data, ""
+
+    def of_jobs(self, jobs: Collection[int]) -> dict[str, Any]:
+        """Return what tells of no node, but of those that some jobs have or had.
+
+        Args:
+            jobs: the jobs.
+        """
+        data = {name: part for name, part in self.summary.items() if name in _OF_NO_NODE}
+        known = self._lists.get("jobs", {})
+        shown = {str(job): known[str(job)] for job in jobs if str(job) in known}
+        return data | {"sentence": "", "nodes": {}, "jobs": shown}
 
     def summary_for(self, private: PrivateJobs | None) -> dict[str, Any]:
         """Return what does not grow with the cluster.

@@ -79,8 +79,16 @@ class ClusterInfo(msgspec.Struct, frozen=True):
     @property
     def hides_jobs(self) -> bool:
         """Users may not see other users' jobs (PrivateData)."""
+        return self._hides("jobs")
+
+    @property
+    def hides_nodes(self) -> bool:
+        """Users may not see the state of nodes (PrivateData)."""
+        return self._hides("nodes")
+
+    def _hides(self, what: str) -> bool:
         hidden = self.raw.get("PrivateData", "").lower().split(",")
-        return not {"jobs", "all"}.isdisjoint(word.strip() for word in hidden)
+        return not {what, "all"}.isdisjoint(word.strip() for word in hidden)
 
     @property
     def returns_by_itself(self) -> bool:

@@ -16,7 +16,7 @@ from slurm_resilience.controller.registry import Registry
 from slurm_resilience.errors import NotFound, SresError
 from slurm_resilience.model import Job
 from slurm_resilience.slurm.client import ClusterInfo
-from slurm_resilience.wire.messages import Hello
+from slurm_resilience.wire.messages import Hello, StatusRequest
 from slurm_resilience.wire.server import NotKnownYet
 
 ALICE, BOB = 1001, 1002
@@ -41,6 +41,7 @@ def info(private_data: str) -> ClusterInfo:
 )
 def test_slurms_setting_is_read(setting: str, hides: bool) -> None:
     assert info(setting).hides_jobs is hides
+    assert info(setting.lower().replace("jobs", "nodes")).hides_nodes is hides
 
 
 @pytest.mark.parametrize(
@@ -129,3 +130,52 @@ def test_another_users_job_is_refused_like_one_that_does_not_exist(hides: bool) 
     assert asked == []
     assert (answer(8, ALICE) == answer(9, ALICE)) is hides
     assert asked == ([8, 9] if hides else [9])
+
+
+def test_where_nodes_are_hidden_a_user_is_told_of_own_jobs_alone() -> None:
+    clock = FakeClock()
+    events = [event(0), event(7), event(8, BOB)]
+    for one in events:
+        one |= {"kind": "attempt-ended", "node": "n1"}
+    inbox = Inbox(
+        Registry(clock),
+        trusted_uids=frozenset({0}),
+        lookups=JobLookups(lambda _: Job(7, ALICE, "RUNNING"), clock, bool, lambda: True),
+        history=lambda _: ({"events": [dict(one) for one in events]}, ""),
+        clock=clock,
+    )
+    inbox.know((), {7: Job(7, ALICE, "RUNNING"), 8: Job(8, BOB, "RUNNING")})
+    inbox.publish(
+        {},
+        {
+            "at": 1.0,
+            "sentence": "n1 dead",
+            "alarms": [{"node": "n1"}],
+            "nodes": {"n1": {}},
+            "jobs": {"7": {"nodes": ["n1"]}, "8": {"nodes": ["n2"]}},
+        },
+    )
+    told: list[Any] = []
+
+    class Asking:
+        role, subject, uid = "query", "", ALICE
+
+        def send(self, message: Any) -> None:
+            told.append(message)
+
+    client: Any = Asking()
+    for what in ("status", "events", "incidents", "review"):
+        inbox.received(client, StatusRequest(what))
+    shown, past, *refused = told
+    assert shown.data == {
+        "at": 1.0,
+        "age": 0.0,
+        "sentence": "",
+        "nodes": {},
+        "jobs": {"7": {"nodes": ["n1"]}},
+    }
+    assert [one["job"] for one in past.data["events"]] == [7]
+    assert all("PrivateData=nodes" in one.reason for one in refused) and len(refused) == 2
+    client.uid = 0
+    inbox.received(client, StatusRequest("status"))
+    assert told[-1].data["sentence"] == "n1 dead"

@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-from slurm_resilience.cli.controller import ClusterView, pass_cluster
+from slurm_resilience.cli.controller import ClusterView, moment_of, pass_cluster
 from slurm_resilience.cli.job_commands import job_views, jobs_table
 from slurm_resilience.cli.shared_options import config_option, format_option
 from slurm_resilience.cli.tables import (
@@ -23,7 +23,6 @@ from slurm_resilience.cli.tables import (
     table,
 )
 from slurm_resilience.cli.view import by_value, near_misses, node_views, queue
-from slurm_resilience.clock import SYSTEM_CLOCK
 from slurm_resilience.controller.decide.node_lifecycle import NodeEvent, NodeState
 from slurm_resilience.errors import SresError
 
@@ -42,7 +41,7 @@ def status(cluster: ClusterView, form: str) -> None:
     """
     nodes, jobs = cluster.client.nodes(), cluster.client.jobs()
     data, failed = cluster.try_status()
-    now = SYSTEM_CLOCK.now()
+    now = moment_of(data)
     views = node_views(nodes, jobs, data)
     picture = {
         "cluster": cluster.info.cluster,

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import functools
 import os
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import click
 
+from slurm_resilience.clock import SYSTEM_CLOCK
 from slurm_resilience.errors import NotFound, SlurmError, SresError, WireError
 
 if TYPE_CHECKING:
@@ -157,6 +159,19 @@ class ClusterView:
 
         events: list[dict[str, Any]] = self.ask(StatusRequest("history", node, limit))["events"]
         return events[::-1]
+
+
+def moment_of(status: Mapping[str, Any] | None) -> float:
+    """Return the present moment (epoch) by sresctld's own clock, as its status tells it: ages and
+    what comes next are timed by that. The date here may be another one, and sresctld's goes on as
+    it was where its machine's date is set.
+
+    Args:
+        status: sresctld's; None: it did not answer, and the date of this machine counts.
+    """
+    if status is None or "at" not in status or "age" not in status:
+        return SYSTEM_CLOCK.now()
+    return float(status["at"]) + float(status["age"])
 
 
 def whole_status(connection: Connection) -> dict[str, Any]:

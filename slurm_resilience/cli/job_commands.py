@@ -9,7 +9,7 @@ from typing import Any
 
 import click
 
-from slurm_resilience.cli.controller import ClusterView, pass_cluster
+from slurm_resilience.cli.controller import ClusterView, moment_of, pass_cluster
 from slurm_resilience.cli.node_read import events_table
 from slurm_resilience.cli.shared_options import config_option, format_option
 from slurm_resilience.cli.tables import (
@@ -40,15 +40,16 @@ def job() -> None:
 @pass_cluster
 def list_jobs(cluster: ClusterView, form: str) -> None:
     """List supervised jobs: yours, or as root all."""
+    status = cluster.status()
     views = [
         view
-        for view in job_views(cluster.status(), cluster.client.jobs())
+        for view in job_views(status, cluster.client.jobs())
         if cluster.is_privileged or view["user"] == user_name(cluster.uid)
     ]
     if form == "json":
         print_json(views)
     else:
-        click.echo(jobs_table(views, SYSTEM_CLOCK.now()) if views else "no supervised job")
+        click.echo(jobs_table(views, moment_of(status)) if views else "no supervised job")
 
 
 def job_views(status: Mapping[str, Any] | None, jobs: Iterable[Job]) -> list[dict[str, Any]]:
@@ -94,7 +95,8 @@ def show_job(cluster: ClusterView, number: str, directory: Path, form: str) -> N
     if not number.isascii() or not number.isdigit() or len(number) > 10:
         raise UsageError(f"'{plain(number)}' is not a job id; write a number, as squeue shows it")
     found = _find(cluster, int(number))
-    seen = cluster.status()["jobs"].get(str(int(number)))
+    status = cluster.status()
+    seen = status["jobs"].get(str(int(number)))
     events = [event for event in cluster.history() if event["job"] == int(number)]
     if found is None and not events:
         raise NotFound(
@@ -114,7 +116,7 @@ def show_job(cluster: ClusterView, number: str, directory: Path, form: str) -> N
     if seen is None:
         click.echo("  no supervisor: no srun --auto-resume=1 runs in it now")
     else:
-        age = duration(SYSTEM_CLOCK.now() - seen["since"])
+        age = duration(moment_of(status) - seen["since"])
         click.echo(f"  attempt {seen['attempt']} on {fold(seen['nodes'])}, started {age} ago")
     for past, rows in zip(sruns, attempts, strict=True):
         click.echo(_attempts_table(rows, now))

@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 import click
 import msgspec
 
-from slurm_resilience.cli.controller import ClusterView, ask, pass_cluster
+from slurm_resilience.cli.controller import ClusterView, ask, moment_of, pass_cluster
 from slurm_resilience.cli.shared_options import config_option, format_option, hostlist_argument
 from slurm_resilience.cli.tables import (
     clock_time,
@@ -58,7 +58,7 @@ def list_nodes(
     if form == "json":
         print_json(views)
     elif views or not (faulty or wanted):
-        now = SYSTEM_CLOCK.now()
+        now = moment_of(data)
         columns = ("NODE", "STATE", "HEALTH", "SRESD", "REASON", "JOBS", "SINCE")
         click.echo(table(columns, [_row(view, now) for view in views]))
     else:
@@ -103,7 +103,7 @@ def show_nodes(cluster: ClusterView, hostlist: str, form: str) -> None:
     if form == "json":
         print_json(views)
     else:
-        now = SYSTEM_CLOCK.now()
+        now = moment_of(data)
         click.echo("\n\n".join("\n".join(_sheet(view, now)) for view in views))
     if failed is not None:
         raise failed

@@ -5,6 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from slurm_resilience.cli.cluster_status import _controller, _lines
+from slurm_resilience.cli.controller import moment_of
+from slurm_resilience.clock import SYSTEM_CLOCK
 
 NOW = 1000.0
 NEXT = {"node": "n2", "what": "found dead", "because": "no beat", "unless": "it answers before"}
@@ -42,3 +44,10 @@ def test_another_date_here_makes_no_cycle_late() -> None:
     assert _controller(data, None, NOW)["cycle_age"] == 1.5
     del data["age"]
     assert _controller(data, None, NOW)["cycle_age"] == 3600.0
+
+
+def test_ages_and_what_comes_next_are_timed_by_sresctlds_clock() -> None:
+    """An hour beside it, a node that was to be replaced in 40 s was so "in 60m", or "in 0s"."""
+    assert moment_of({"at": NOW - 3600.0, "age": 1.5}) == NOW - 3598.5
+    for without in (None, {}, {"blind": "no Slurm yet"}):
+        assert abs(moment_of(without) - SYSTEM_CLOCK.now()) < 60.0

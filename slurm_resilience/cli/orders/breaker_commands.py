@@ -6,10 +6,9 @@ from typing import Any
 
 import click
 
-from slurm_resilience.cli.controller import ClusterView, ask, pass_cluster
+from slurm_resilience.cli.controller import ClusterView, ask, moment_of, pass_cluster
 from slurm_resilience.cli.shared_options import config_option, format_option
 from slurm_resilience.cli.tables import clock_time, duration, field, print_json, table
-from slurm_resilience.clock import SYSTEM_CLOCK
 from slurm_resilience.wire.messages import BreakerReset
 
 _SHOWN_FAULTS = 50
@@ -28,11 +27,12 @@ def breaker(context: click.Context, cluster: ClusterView, form: str) -> None:
     """
     if context.invoked_subcommand is not None:
         return
-    state = cluster.status().get("breaker", {})
+    status = cluster.status()
+    state = status.get("breaker", {})
     if form == "json":
         print_json(state)
         return
-    now, settings = SYSTEM_CLOCK.now(), cluster.config.breaker
+    now, settings = moment_of(status), cluster.config.breaker
     if state.get("tripped_at"):
         since = duration(now - state["tripped_at"])
         click.echo(field("breaker", f"tripped {since} ago: {state['text']}", alert=True))

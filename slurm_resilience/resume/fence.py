@@ -292,6 +292,12 @@ def remove(directory: str) -> None:
 
 
 def _remove_tree(directory: Path) -> None:
+    with contextlib.suppress(OSError):
+        # All that is in it after a short step, which would wait longer for shutil to be loaded
+        # than for all else at its end.
+        (directory / attempt.FENCE).unlink()
+        directory.rmdir()
+        return
     import shutil  # late: no step waits for it
 
     shutil.rmtree(directory, ignore_errors=True)

@@ -9,7 +9,7 @@ import contextlib
 import gc
 import os
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from slurm_resilience.errors import MissingTool, SresError, UsageError
@@ -59,7 +59,9 @@ def run(srun: str, args: Sequence[str]) -> int:
     # Nothing of what is loaded is garbage: to look for some is a sixth of the time. On again in
     # `start.load_late`.
     gc.disable()
-    from slurm_resilience.resume.call import start
+    # msgspec does without it. Where torch is installed it is there, and loads what no step needs.
+    with _taken_for_missing("typing_extensions"):
+        from slurm_resilience.resume.call import start
 
     try:
         if is_called_back(os.environ):
@@ -79,6 +81,20 @@ def run(srun: str, args: Sequence[str]) -> int:
         text = "you may start no more processes here (ulimit -u), so nothing was started"
         print(f"srun: error: sres: {text}; see ps -u {os.geteuid()}", file=sys.stderr)
         return SresError.exit_code
+
+
+@contextlib.contextmanager
+def _taken_for_missing(name: str) -> Iterator[None]:
+    """Have no module of this name loaded within a block, as if it were not installed."""
+    hidden = name not in sys.modules
+    if hidden:
+        # Its type does not say so, but None is what tells Python that.
+        sys.modules[name] = None  # type: ignore[assignment]
+    try:
+        yield
+    finally:
+        if hidden:
+            del sys.modules[name]
 
 
 def _own_environment() -> dict[str, str]:

@@ -201,6 +201,28 @@ def test_no_step_waits_for_what_only_a_fault_needs() -> None:
     assert [name for name in loaded if within(name, *FOR_FAULTS, *slow)] == []
 
 
+def test_a_first_attempt_loads_nothing_more(tmp_path: Path) -> None:
+    """Each of these takes longer to load than the rest of the call that would."""
+    code = "; ".join(
+        (
+            "from slurm_resilience.resume import main",
+            "import os; os.environ['SRES_CONFIG'] = '/nonexistent'; main.run('srun', [])",
+            "from slurm_resilience.resume import fence",
+            "from slurm_resilience.resume.live_step.training import forget",
+            "from slurm_resilience.resume.srun.host_calls import HostCalls",
+            f"directory = fence.open_directory(fence.Path({str(tmp_path)!r}), 1, 2)",
+            "forget(directory); fence.raise_fence(directory, '1.0.1')",
+            "steps = HostCalls().steps(()).expect('127.0.0.1', print)",
+            "reports = HostCalls().reports(()).expect('127.0.0.1', print)",
+            "assert steps and reports.target",
+            "fence.remove(directory)",
+        )
+    )
+    loaded = loaded_by(code)
+    assert loaded.isdisjoint({"encodings.idna", "shutil", "typing_extensions"})
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_a_supervisor_loads_all_of_itself_soon_after_the_start() -> None:
     """A fault that comes weeks later finds no module on the disk that is another release's."""
     late = {

@@ -16,6 +16,7 @@ import pytest
 from fake_slurm import FakeSlurm
 
 from slurm_resilience.resume import attempt, fence, report
+from slurm_resilience.resume.live_step import training
 from slurm_resilience.resume.srun.environment import Attempt
 from slurm_resilience.resume.srun.host_calls import HostCalls
 
@@ -47,6 +48,27 @@ def test_only_the_last_attempt_is_current(tmp_path: Path, monkeypatch: pytest.Mo
     fence.remove(directory)
     assert not attempt.is_current()
     assert list(tmp_path.iterdir()) == []
+
+
+def test_all_that_a_step_left_is_removed(tmp_path: Path) -> None:
+    directory = fence.open_directory(tmp_path, 12, 99)
+    fence.raise_fence(directory, "12.0.1")
+    fence.exclude_node(directory, "n1", 2)
+    (Path(directory) / "mesh" / "peers").mkdir(parents=True)
+    fence.remove(directory)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_what_an_earlier_attempt_wrote_is_forgotten(tmp_path: Path) -> None:
+    for name in ("mesh/peers", "mesh.2", "run/a", "left", "hold-2"):
+        (tmp_path / name).mkdir(parents=True)
+    (tmp_path / "left" / "n1").touch()
+    for name in ("hold-1", "fence", "progress"):
+        (tmp_path / name).touch()
+    training.forget(str(tmp_path))
+    assert {path.name for path in tmp_path.iterdir()} == {"fence", "progress", "hold-2"}
+    training.forget(str(tmp_path / "gone"))
+    training.forget("")
 
 
 def test_a_fence_that_was_removed_is_raised_again(

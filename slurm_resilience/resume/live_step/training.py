@@ -90,13 +90,18 @@ def stage_of(watched: tuple[Path, Observer] | None) -> GatheringStage:
 
 def forget(directory: str) -> None:
     """Remove what an earlier attempt wrote: it does not hold for the next one."""
-    if directory:
-        for name in ("mesh*", "run", "left"):
-            for path in Path(directory).glob(name):
-                import shutil  # late: there is nothing before the first attempt
+    if not directory:
+        return
+    found: list[Path] = []
+    # Not by patterns: a step's start would wait until they are translated.
+    with contextlib.suppress(OSError):  # it was removed
+        found = list(Path(directory).iterdir())
+    for path in found:
+        if path.name.startswith("mesh") or path.name in ("run", "left"):
+            import shutil  # late: there is nothing before the first attempt
 
-                shutil.rmtree(path, ignore_errors=True)
-        for path in Path(directory).glob(f"{HOLD_PREFIX}*"):
+            shutil.rmtree(path, ignore_errors=True)
+        elif path.name.startswith(HOLD_PREFIX):
             with contextlib.suppress(OSError):
                 path.unlink()
 

@@ -49,7 +49,9 @@ class StepListener:
             return f"{self._address} {self._socket.getsockname()[1]} {self._token}"
 
     def _open(self, node_address: str) -> None:
-        family, *_, address = socket.getaddrinfo(node_address, 1, type=socket.SOCK_DGRAM)[0]
+        # As bytes: for text Python loads its tables of foreign scripts, and the step waits.
+        found = socket.getaddrinfo(node_address.encode(), 1, type=socket.SOCK_DGRAM)
+        family, *_, address = found[0]
         with socket.socket(family, socket.SOCK_DGRAM) as probe:
             # Nothing is sent: this asks which of our addresses faces the node.
             probe.connect(address)

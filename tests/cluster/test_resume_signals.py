@@ -388,7 +388,8 @@ def test_a_cancelled_step_is_not_brought_back(any_site: Site, words: list[str], 
 
 
 def test_scancel_with_a_signal(site: Site) -> None:
-    program = "trap 'echo one; exit 4' USR1; echo up; while :; do sleep 0.1; done"
+    # In the background: else the shell tells of a sleep that died of the signal, if one ran.
+    program = "trap 'echo one; exit 4' USR1; echo up; while :; do sleep 0.1 & wait; done"
     plain, supervised = site.acted_on(
         lambda _: site.lab.run(["scancel", "-s", "USR1", site.job]), program, "-n1"
     )

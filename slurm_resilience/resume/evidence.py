@@ -46,24 +46,27 @@ def gather_evidence(
     """
     step = end.step
     ends = step.reports.ends()
-    cancelled_part = _cancelled_part(context, end, ends)
-    cancelled = end.word is EndWord.PERSON or cancelled_part is not None
     faulty = end.faulty | _faulty(context)
     state = context.allocation.job.state
     # A program that ended well, or was ended, does not wait for Slurm's answers.
     reported = end.word is EndWord.TRAINING
     interrupted = "" if reported else context.user_ended(step, end.stopped_by_us)
-    if end.code != 0 and not interrupted:
+    asks = end.code != 0 and not interrupted
+    if asks:
         state = context.allocation.refresh()
         # Slurm releases srun in the moment of the mark, and sresctld names the fault right after.
         faulty = faulty or _faulty(context)
-        # A node may be at fault, and neither Slurm nor sresctld has said so yet.
-        if state == "RUNNING" and not faulty and not cancelled and not reported:
-            faulty = _wait_for_diagnosis(context, nodes)
-            state = context.allocation.refresh()
     elif end.code != 0 and not interrupted.startswith("SIGINT"):
         # Slurm sends these signals too, when it ends a job: for a lost node, a requeue, the limit.
         state = context.allocation.state_now()
+    # Slurm is asked about companions: it answers again by now if it was away.
+    cancelled_part = _cancelled_part(context, end, ends)
+    cancelled = end.word is EndWord.PERSON or cancelled_part is not None
+    if asks and state == "RUNNING" and not (faulty or cancelled or reported):
+        # A node may be at fault, and neither Slurm nor sresctld has said so yet.
+        unused = _give_up_unused(context, end)
+        faulty = _wait_for_diagnosis(context, tuple(n for n in nodes if n not in unused))
+        state = context.allocation.refresh()
     if end.code != 0 and faulty and ended_well:
         # srun waits for the lost node, or tells of it, and of nothing else.
         report.say(f"every task had ended well before {fold(faulty)} was lost")
@@ -136,9 +139,11 @@ def hear_cancels(context: SupervisorContext, parts: Sequence[SrunStep]) -> None:
     allocation = context.allocation
     for part in parts:
         told = part.told_end
-        ended = (told.cancelled or told.aborted) and not part.job_outlives_it
-        if ended and part.job not in (0, allocation.id):
-            part.job_outlives_it = allocation.is_running(part.job)
+        # Words that have lapsed were another step's: a task may print what its own srun says.
+        ended = told.cancelled or told.aborted
+        if part.job not in (0, allocation.id):
+            known = ended and part.job_outlives_it
+            part.job_outlives_it = known or (ended and allocation.is_running(part.job))
 
 
 def _cancelled_part(
@@ -181,6 +186,26 @@ def _no_task_failed(step: SrunStep) -> bool:
     """Return whether a part did not end well, and by its srun no task of it failed by itself."""
     ended = tuple(step.ended_tasks)  # a copy: it grows in another thread
     return step.code != 0 and all(killed_from_outside([one]) for one in ended)
+
+
+def _give_up_unused(context: SupervisorContext, end: StepEnd) -> set[str]:
+    """Give up the companions that have ended since their part of the attempt had: the others went
+    on without it, and a companion without a step ends itself.
+
+    Returns:
+        Their nodes: none is at fault.
+    """
+    allocation = context.allocation
+    given_up: set[str] = set()
+    for part in end.parts:
+        if part.job in (0, allocation.id) or not part.ended_by_itself:
+            continue
+        fault = part.failed_nodes or _no_task_failed(part)
+        if not fault and allocation.is_over(part.job):
+            held = allocation.companions.held
+            given_up.update(n for one in held if one.id == part.job for n in one.nodes)
+            allocation.companions.held = [one for one in held if one.id != part.job]
+    return given_up
 
 
 def _faulty(context: SupervisorContext) -> dict[str, str]:

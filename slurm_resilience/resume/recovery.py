@@ -270,7 +270,7 @@ class Recovery:
         """
         allocation = self._context.allocation
         allocation.left_nodes.update(chosen.leave)
-        suspected = cause.kind == "program"
+        suspected = cause.kind == "program" and bool(chosen.leave)
         if suspected:
             allocation.suspects.update(chosen.leave)
         if chosen.kind == "relaunch":
@@ -311,7 +311,7 @@ class Recovery:
         context, allocation = self._context, self._context.allocation
         companion.release_unused(allocation, chosen.nodes)
         self._give_back(chosen.leave)
-        suspected = cause.kind == "program"
+        suspected = cause.kind == "program" and bool(chosen.leave)
         got = companion.obtain(
             allocation,
             chosen.take,

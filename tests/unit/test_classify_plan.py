@@ -247,6 +247,22 @@ def program_plan(*history: Ending) -> Plan:
     return plan(PROGRAM, FACTS, history, LIMITS)
 
 
+def test_a_failed_program_runs_on_other_nodes_where_it_has_some_no_more() -> None:
+    """A companion whose part fails long before the others ends itself."""
+    had = {"own_nodes": (*NODES[:2], "n9"), "has_gres": True}
+    seen = facts(**had, companion_obstacle="")
+    chosen = plan(PROGRAM, seen, (ending(progressed=True),), LIMITS)
+    assert (chosen.kind, chosen.nodes) == ("relaunch", NODES[:3])
+    fewer = msgspec.structs.replace(seen, job_nodes=NODES[:2])
+    chosen = plan(PROGRAM, fewer, (ending(progressed=True),), LIMITS)
+    assert (chosen.kind, chosen.take, chosen.leave) == ("companion", 1, ())
+    assert "n9 no more" in chosen.reason
+    held = msgspec.structs.replace(fewer, companions=(("n9",),))
+    assert plan(PROGRAM, held, (ending(progressed=True),), LIMITS).kind == "relaunch"
+    stuck = (ending(faulty={}), ending(), ending(), ending())
+    assert plan(PROGRAM, fewer, stuck, LIMITS).kind == "stop"
+
+
 @pytest.mark.parametrize(
     ("history", "kind"),
     [
@@ -351,6 +367,7 @@ CASCADE_LINE = "[rank0]: NCCL error in: x, ncclRemoteError"
     [
         ({"code": 0}, Category.NONE),
         ({"interrupted": "SIGTERM"}, Category.USER),
+        ({"interrupted": "SIGTERM", "timed_out": True}, Category.TIME_LIMIT),
         ({"cancelled": True}, Category.USER),
         ({"cancelled": True, "timed_out": True}, Category.TIME_LIMIT),
         ({"job_state": "TIMEOUT"}, Category.TIME_LIMIT),

@@ -10,10 +10,10 @@ import pytest
 from fake_slurm import FakeSlurm
 from worlds import FakeClock
 
-from slurm_resilience.clock import SYSTEM_CLOCK
+from slurm_resilience.clock import SYSTEM_CLOCK, SystemClock
 from slurm_resilience.config import ResumeSettings
 from slurm_resilience.errors import SlurmUnreachable
-from slurm_resilience.resume.allocation.allocation import Allocation
+from slurm_resilience.resume.allocation.allocation import Allocation, Companion
 from slurm_resilience.resume.decide.classify import Cause, Ending, classify
 from slurm_resilience.resume.decide.task_ends import TaskEnd
 from slurm_resilience.resume.evidence import NAME_SECONDS, gather_evidence, hear_cancels
@@ -262,6 +262,53 @@ def test_the_end_of_a_companion_hides_no_word_on_another_part(slurm: FakeSlurm) 
     slurm.cancel_job(companion)
     assert ending(slurm, job, "", 137, parts=(other,), **by_node).kind == "node"
     assert ending(slurm, job, "", 137, parts=(other, main), **by_node).kind == "user"
+
+
+def test_the_end_of_a_companion_is_asked_for_when_slurm_answers_again(slurm: FakeSlurm) -> None:
+    class Back(SystemClock):
+        """slurmctld is back after the first wait for it."""
+
+        def wait(self, event: Event, seconds: float) -> bool:
+            slurm.refusals.clear()
+            return False
+
+    companion, job = slurm.submit(1), slurm.job(slurm.submit(2))
+    slurm.cancel_job(companion)
+    slurm.refusals["job"] = SlurmUnreachable("no answer")
+    part: Any = SimpleNamespace(
+        job=companion, told_end=ToldEnd(True, False), timed_out=False, job_outlives_it=False
+    )
+    patient = Allocation(slurm, job, Event(), patience=9.0, permits_expansion=True, clock=Back())
+    assert ending(slurm, patient, "", 137, parts=(part,), faulty={"n4": "x"}).kind == "node"
+
+
+def test_a_companion_that_ended_unused_is_no_nodes_fault(slurm: FakeSlurm) -> None:
+    number, job = slurm.submit(1), allocated(slurm)
+    companion = Companion(number, slurm.job(number).nodes)
+    own = EndedTasks(companion.nodes, (1,), "Exited with exit code 3")
+    words: dict[str, Any] = {"job": number, "timed_out": False, "told_end": ToldEnd(False, False)}
+    words |= {"job_outlives_it": False, "code": 3, "ended_tasks": [own]}
+    part: Any = SimpleNamespace(**words, failed_nodes=set(), ended_by_itself=True)
+    job.companions.held = [companion]
+    assert ending(slurm, job, "", 3, parts=(part,)).kind == "program"
+    assert job.companions.held == [companion]  # it runs
+    slurm.cancel_job(number)
+    assert ending(slurm, job, "", 3, parts=(part,)).kind == "program"
+    assert job.companions.held == []
+
+
+def test_words_that_have_lapsed_do_not_hide_the_end_of_a_companion(slurm: FakeSlurm) -> None:
+    """They were another step's: a task may print what its own srun says."""
+    companion, job = slurm.submit(1), allocated(slurm)
+    part: Any = SimpleNamespace(
+        job=companion, told_end=ToldEnd(False, True), timed_out=False, job_outlives_it=False
+    )
+    context: Any = SimpleNamespace(allocation=job)
+    hear_cancels(context, [part])
+    assert part.job_outlives_it
+    part.told_end = ToldEnd(False, False)
+    hear_cancels(context, [part])
+    assert not part.job_outlives_it
 
 
 @pytest.mark.parametrize("told", [ToldEnd(True, False), ToldEnd(False, True)])

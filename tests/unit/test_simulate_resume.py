@@ -126,6 +126,24 @@ ONCE_BROKEN = (
     4024476,
     # The word of an srun that a task had run, made new by slurmstepd's line on our own order.
     5100601,
+    # The job's time limit came as slurmctld was away, and then its signal was a person's.
+    *(1007000615, 1007001225),
+    # slurmctld went away as it ended a companion for its lost node: a person's cancel, it seemed.
+    2007003020,
+    # A person did not wait for what came after a training, whose tasks a lost node had: success.
+    7010828,
+    # A companion ended itself, since its part had failed long before the others: its node's fault.
+    *(7008009, 1007012190, 1007020070),
+    # Words of a task's own srun, minutes before a companion lost its node.
+    1007015730,
+    # Slurm's answers were lost as it ended a companion for its lost node: a person's cancel.
+    1007000580,
+    # A task's own srun told of its step's end, and the supervised one was taken to be cancelled.
+    7500306,
+    # A companion that had ended unused, and the queue had no other nodes: the rule heard a bug.
+    1007501285,
+    # A node that was lost and came back was counted by the rule as one whose tasks had died.
+    7016732,
 )
 """Seeds that broke a rule."""
 

@@ -333,13 +333,20 @@ class Allocation:
         return lost
 
     def is_over(self, companion: int) -> bool:
-        """Return whether Slurm shows that a companion has ended."""
-        try:
-            return self.client.job(companion).state not in ("RUNNING", "SUSPENDED")
-        except NotFound:
-            return True
-        except SresError:
-            return False
+        """Return whether Slurm shows that a companion has ended. slurmctld may be away for a while;
+        for longer than the patience, or until the user ends this: not."""
+        began = self.clock.monotonic()
+        while True:
+            try:
+                return self.client.job(companion).state not in ("RUNNING", "SUSPENDED")
+            except NotFound:
+                return True
+            except SlurmUnreachable:
+                stopped = self.clock.wait(self.user_stop, REFRESH_SECONDS)
+                if stopped or self.clock.monotonic() - began > self._patience:
+                    return False
+            except SresError:
+                return False
 
     def is_running(self, companion: int) -> bool:
         """Return whether Slurm shows that a companion runs; not: that cannot be told either."""

@@ -122,6 +122,9 @@ def classify(ending: Ending) -> Cause:
         return Cause("done", "the program ended well", category=Category.NONE)
     if ending.job_state not in ("RUNNING", "SUSPENDED"):
         return _job_over(ending)
+    if ending.interrupted and ending.timed_out:
+        # Slurm has signalled the script as well, and could not be asked for the job's state.
+        return _job_over(ending)
     if ending.interrupted:
         return Cause("user", f"the user sent {ending.interrupted}", category=Category.USER)
     if ending.cancelled:

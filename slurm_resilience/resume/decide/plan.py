@@ -179,6 +179,12 @@ def _after_program(
         return Plan("stop", f"no node is at fault, and {reason}")
     if eaters:
         return _without_eaters(Cause("node", cause.reason), facts, eaters)
+    held = {*facts.job_nodes, *(name for nodes in facts.companions for name in nodes)}
+    gone = tuple(name for name in facts.own_nodes if name not in held)
+    if gone:
+        chosen = _after_node(Cause("node", cause.reason), facts)
+        why = f"no node is at fault; the job has {fold(gone)} no more"
+        return msgspec.structs.replace(chosen, reason=f"{why}; {chosen.reason}", pause=pause)
     again = "no node is at fault: again on the same nodes"
     later = f"{again}, after a pause of {pause:.0f} s" if pause else again
     return Plan("relaunch", later, pause=pause)

@@ -519,6 +519,7 @@ class LiveStep:
         began = told = context.clock.monotonic()
         deadline = began + context.limits.grace
         faulty: dict[str, str] = {}
+        by_user: int | None = None
         while steps.running:
             context.wait_for_news(END_LOOK_SECONDS)
             now = context.clock.monotonic()
@@ -534,7 +535,7 @@ class LiveStep:
             if faulty:
                 # What is left of the program may wait for what was lost, and nothing joins it now.
                 steps.end(at_once=True)
-            elif steps.ended_by_user() is not None:
+            elif (by_user := steps.ended_by_user()) is not None:
                 steps.end(at_once=False)
             elif now > deadline:
                 if now > deadline + GONE_SECONDS:
@@ -546,7 +547,7 @@ class LiveStep:
             context.wait_for_news(END_LOOK_SECONDS)
         number, code = steps.failed_since()
         if not code and not faulty:
-            faulty, code = self._look_for_untold()
+            faulty, code = self._look_for_untold(by_user)
         code = code or (1 if faulty else 0)
         if code:
             what = describe(code)
@@ -579,12 +580,16 @@ class LiveStep:
                 self._steps.lose_seats(seats)
         return lost
 
-    def _look_for_untold(self) -> tuple[dict[str, str], int]:
+    def _look_for_untold(self, by_user: int | None) -> tuple[dict[str, str], int]:
         """Look for an end of tasks of which nothing else tells.
+
+        Args:
+            by_user: the number of a step that the user ended; None: there is none.
 
         Returns:
             The nodes that Slurm gave up, so that their step was over for it; and the exit code: not
-            0 where Slurm has ended the job, or cannot be asked.
+            0 where the user did not wait for them, where Slurm has ended the job, or cannot be
+            asked.
         """
         slots, allocation = self._plan.seat_map.slots, self._context.allocation
         node_of_seat = {seat: slot.node for slot in slots for seat in slot.seats}
@@ -596,7 +601,8 @@ class LiveStep:
             over = allocation.refresh() not in ("RUNNING", "SUSPENDED")
         except SresError:
             over = True
-        return allocation.bad(silent), int(over)
+        given_up = self._steps.step(by_user).code if by_user is not None else 0
+        return allocation.bad(silent), given_up or int(over)
 
     def _finish(self, action: ev.EndAttempt) -> None:
         step = self._steps.step(action.step)

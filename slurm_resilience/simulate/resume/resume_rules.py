@@ -172,6 +172,10 @@ class JoinBudget:
         self._rows: dict[int, tuple[int, float]] = {}
         """For each seat: its deaths in a row on one node, and when its last join step began."""
 
+    def began(self, seats: Collection[int], attempt: float) -> float:
+        """Return when the last join step of these seats began; else when the attempt did."""
+        return max((self._rows[seat][1] for seat in seats if seat in self._rows), default=attempt)
+
     def start(self, seats: Collection[int], node: str, moved: bool, now: float) -> str:
         """Count a join step; return what is wrong with it, empty: nothing.
 
@@ -180,7 +184,7 @@ class JoinBudget:
         Args:
             seats: that it fills.
             node: its own.
-            moved: the seats were on another node; no task died that this one stands for.
+            moved: the seats were on another machine; no task died that this one stands for.
             now: seconds.
         """
         most = 0

@@ -334,11 +334,20 @@ class ResumeWorld:
         if self.schedule.now - last.at < SICK_CRASH_SECONDS and not further:
             self.broken(ResumeRule.NAMED, f"the program may yet fail without {name} too")
 
+    @property
+    def is_fooled(self) -> bool:
+        """Tell whether a task has just printed what an srun of its own said of its step's end: word
+        for word what the supervised one says when a person cancels."""
+        return self.schedule.now - self.progress.others_told_at <= FOOLED_SECONDS
+
     def attempt_ended(self, outcome: str) -> None:
         """Check that an end is taken for a person's only where a person has done something."""
         seen, now = self.seen, self.schedule.now
-        fooled = now - self.progress.others_told_at <= FOOLED_SECONDS
-        if outcome.startswith(GIVEN_UP_FOR_PERSON) and not (seen.person_acted or fooled):
+        # Slurm signals the script as it ends a job, and slurmctld does not answer why.
+        unknown = self.books.job_ended and now < self.books.slurmctld_back
+        if outcome.startswith(GIVEN_UP_FOR_PERSON) and not (
+            seen.person_acted or self.is_fooled or unknown
+        ):
             self.broken(ResumeRule.STRANGER, outcome)
 
     def print_others_words(self) -> None:
@@ -719,7 +728,9 @@ class ResumeWorld:
     def leave(self, name: str) -> None:
         """Note that an attempt has left a node for good, unless another machine is there since."""
         attempts = self.seen.budget.attempts
-        if not attempts or self.nodes[name].back_at < attempts[-1].at:
+        if name in self.companions.unused:
+            self.companions.unused.discard(name)  # no fault of it: it may be used again
+        elif not attempts or self.nodes[name].back_at < attempts[-1].at:
             self.seen.left_nodes.add(name)
 
     def _silent(self, name: str) -> None:

@@ -32,6 +32,8 @@ class SimCompanions:
         """Called when one is asked for, and when one gets its nodes: faults follow it."""
         self.granted = 0
         """So many have got their nodes."""
+        self.unused: set[str] = set()
+        """Nodes of those that ended themselves, since their part had failed before the others."""
 
     def get(self, number: int) -> SimCompanion | None:
         return self._held.get(number)
@@ -85,6 +87,7 @@ class SimCompanions:
                 self.end(number, "its script: the job has ended")
                 return
             if now - companion.used_at > UNUSED_SECONDS:
+                self.unused.update(companion.nodes)
                 self.end(number, "its script: it is not used")
                 return
         world.schedule.after(LOOK_SECONDS, self._script_looks, number)

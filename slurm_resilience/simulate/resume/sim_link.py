@@ -87,6 +87,9 @@ class SimLink(SupervisorLink):
         world, node = self._world, self._world.nodes[name]
         if not self.connected.is_set() or world.is_gone:
             return
+        if world.schedule.now < world.books.slurmctld_back:  # it marks first, and tells then
+            world.schedule.at(world.books.slurmctld_back + 1.0, self.judge, name)
+            return
         if node.contact is NodeContact.FINE:
             if node.shown.is_fail:
                 self._hear(Evidence((NodeVerdict(name, "sick", "Xid 79"),)))

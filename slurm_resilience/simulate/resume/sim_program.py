@@ -144,6 +144,7 @@ class SimProgram:
             return
         nodes = [world.nodes[task.node] for task in world.progress.late_tasks]
         sound = all(n.contact is NodeContact.FINE and not n.shown.is_down for n in nodes)
+        sound = sound and not world.is_fooled
         if sound and world.job.state == "RUNNING" and world.seen.person_ended_at is None:
             world.broken(ResumeRule.FALSE_FAILURE, f"step {step.name} has more to do, and is ended")
 

@@ -178,7 +178,11 @@ class SimTraining:
         before, self.nodes[node_rank] = self.nodes[node_rank], node
         if before != node:
             world.leave(before)
-        wrong = self.joins.start(seats, node, before != node, world.schedule.now)
+        # A lost machine may be back, or another one have its name.
+        attempts = world.seen.budget.attempts
+        since = self.joins.began(seats, attempts[-1].at if attempts else 0.0)
+        moved = before != node or world.nodes[node].back_at > since
+        wrong = self.joins.start(seats, node, moved, world.schedule.now)
         if wrong:
             world.broken(ResumeRule.BUDGETS, wrong)
 

@@ -1207,6 +1207,27 @@ def test_the_same_words_of_another_hand_are_a_persons_request(state: NodeState) 
     assert move.event is NodeEvent.ASKED_ANEW
 
 
+@pytest.mark.parametrize("added", ["", " : reboot issued : reboot complete"])
+def test_what_a_person_asked_for_during_a_repair_is_done_after_it(added: str) -> None:
+    """The repair ended well; to give the node back would take the request away."""
+    asked = node(state="DOWN+FAIL", reason=f"{REPLACE}{added}")
+    ours = incident(state=NodeState.VALIDATING, action=REBOOT)
+    assert asked.requested_action == REPLACE
+    move = advance(world(asked, incidents=(ours,)))
+    assert (move.event, step(ours.state, move.event).state) == (
+        NodeEvent.ASKED_ANEW,
+        NodeState.HELD,
+    )
+    held = msgspec.structs.replace(ours, state=NodeState.HELD, mark_reason_at=asked.reason_at)
+    memory = {"at_rest": (held,)}
+    (opened,) = actions(world(asked, agents=(agent(),), **memory), act.OpenRequested)
+    assert (opened.action, opened.kind) == (REPLACE, "requested")
+
+
+def test_a_reboot_that_slurm_has_noted_is_not_asked_for_once_more() -> None:
+    assert not node(state="DOWN", reason=f"{REBOOT} : reboot complete").requested_action
+
+
 def test_our_own_mark_is_no_persons_request() -> None:
     """Its incident ended while the node was not listed."""
     left = incident(state=NodeState.HELD, kind="dead", mark_reason_at=MARKED.reason_at)

@@ -97,6 +97,7 @@ PINNED: dict[int, str] = {
     9600631: "a person changed a pool's users before the first look at it, which took them over",
     10500239: "a person put back at once the spares that sresctld had just exchanged",
     11000021: "a sresd that was stopped in mid-reset told of no end of the fault, and it was over",
+    12000703: "a person asked for a replacement during a reboot, and the node was given back",
     961236: "a job was given nodes, and its supervisor said nothing of them",
 }
 """Hours of six faults, as a campaign has them, in which a rule was broken once, and why."""

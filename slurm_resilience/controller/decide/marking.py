@@ -378,7 +378,8 @@ def requests(
             text = f"{diagnosis.reason}; recovery.mode is {mode}: nothing is done"
             yield RaiseAlarm(f"{mode}-{node.name}-{node.reason_at}", text, node.name)
             continue
-        if last is not None and last.mark_reason_at == node.reason_at != "":
+        is_same = last is not None and last.action == diagnosis.action
+        if last is not None and is_same and last.mark_reason_at == node.reason_at != "":
             # Not a person's: it is the reason that we set, by its time.
             text = f"{last.reason}; still marked"
             yield OpenRequested(node.name, diagnosis.action, text, last.kind, last.mark_reason_at)

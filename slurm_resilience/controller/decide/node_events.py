@@ -418,6 +418,12 @@ def _from_validating(
             text = f"{node.state}: the node was put back into service, and its sresd is silent"
             yield _move(incident, NodeEvent.RELEASED, text)
         return
+    asked = node.requested_action
+    if asked not in ("", incident.action):
+        # By a person, while the repair ran: it ended well, and is not what was asked for.
+        text = f"{asked} was asked for by {node.reason_by or 'an unknown user'} meanwhile"
+        yield _move(incident, NodeEvent.ASKED_ANEW, text)
+        return
     fault = _fault_on_return(snapshot, config, incident, node)
     is_back = _is_back(snapshot, incident, node)
     progress = validation_progress(snapshot, config, incident)

@@ -202,6 +202,7 @@ TABLE: Mapping[tuple[NodeState, NodeEvent], Step] = {
     (_S.VALIDATING, _E.GAVE_UP): Step(_S.QUARANTINED),
     (_S.VALIDATING, _E.RELEASED): Step(_S.HEALTHY),
     (_S.VALIDATING, _E.TAKEN_OVER): Step(_S.HELD),
+    (_S.VALIDATING, _E.ASKED_ANEW): Step(_S.HELD),
     (_S.VALIDATING, _E.REMOVED): Step(_S.HELD),
     # RESUMED once more: Slurm did not take the first one.
     (_S.RETURNING, _E.RESUMED): Step(_S.RETURNING),

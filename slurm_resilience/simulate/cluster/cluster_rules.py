@@ -117,12 +117,16 @@ class ClusterRules:
             # As it powers a node up it takes the reason away; what a person said of it stands.
             if not after.reason and not (after.is_down or after.is_drain or after.is_fail):
                 self.people.forget(name)
+                self.people.undone(name, 0.0)
             goes_down = after.reason == NOT_RESPONDING and after.is_down and not before.is_down
             if goes_down and name in self._bad_since.dead and self.breaker.knows(name):
                 self._bad_since.seen_to_die.add(name)
             return
         if author != SRESCTLD:
             self.people.say(name, after, now)
+            for run in self._host.runs.values():
+                if run.lives and run.node == name:
+                    self.people.serve(name, run.verb)
             return
         self._acts(name)
         self._touches(before, after)
@@ -236,6 +240,7 @@ class ClusterRules:
         machine, name = self._machines[run.node], run.node
         self._acts(name)
         run.looked_at = self._looked_at(name)
+        self.people.serve(name, run.verb)
         resumed = self.people.resumed_at.get(name, 1e18)
         is_soon = self._schedule.now - resumed < self._config.replace.silent_for
         if resumed < run.looked_at and is_soon and not self._unanswered(name):
@@ -563,6 +568,10 @@ class ClusterRules:
 
     def _gives_back(self, name: str) -> None:
         machine, told = self._machines[name], self._unanswered(name)
+        request = self.people.undone(name, self._slurm.set_at)
+        if request:
+            text = f"{name} is given back; {request} was asked for, and was not done"
+            self.break_rule(ClusterRule.PERSONS_NODE, text)
         if machine.lives and any(at < self._slurm.set_at for at in told):
             self.break_rule(
                 ClusterRule.RESUMED_SICK, f"{name} has {machine.fault} in its present boot"

@@ -6,7 +6,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
-from slurm_resilience.model import REBOOT, REPLACE, Job, Node
+from slurm_resilience.model import ACTIONS, REBOOT, REPLACE, Job, Node
 from slurm_resilience.simulate.cluster.sim_machine import SimMachine
 
 
@@ -34,6 +34,8 @@ class PeoplesWords:
 
     def __init__(self) -> None:
         self._holds: dict[str, PersonsHold] = {}
+        self._undone: dict[str, PersonsHold] = {}
+        """Requests for which no program has begun."""
         self.last_word: dict[str, float] = {}
         self.resumed_at: dict[str, float] = {}
         """When a person put each node back into service, and it was not taken out since."""
@@ -59,6 +61,21 @@ class PeoplesWords:
             self._holds[name] = PersonsHold(now, node.reason, asks)
         else:
             self._holds.pop(name, None)
+        self._undone.pop(name, None)
+        if self.asks(name):
+            self._undone[name] = self._holds[name]
+
+    def serve(self, name: str, verb: str) -> None:
+        """Take in that a program replaces or reboots a node."""
+        asked = self._undone.get(name)
+        if asked is not None and verb in ("replace", ACTIONS[asked.reason][0]):
+            del self._undone[name]
+
+    def undone(self, name: str, before: float) -> str:
+        """Return a request from before a time that nothing was done about; empty: there is none.
+        The node is given back: it stands no more."""
+        asked = self._undone.pop(name, None)
+        return asked.reason if asked is not None and asked.since < before else ""
 
     def forget(self, name: str) -> None:
         """Take in that a node is in service again."""

@@ -28,7 +28,7 @@ ACTIONS = {
 }
 """Actions that a reason can ask of sresctld, each with its verb and with what the node is then."""
 _REBOOTED = re.compile(r"(?: : reboot (?:issued|complete))*")
-"""What Slurm adds to the Reason of a node that it reboots."""
+"""Slurm adds this to the Reason of a node that it reboots."""
 
 INJECTED_MARK = "(injected)"
 """Ends the text of a finding that a person made for a drill, and so of all that follows from it."""

@@ -142,6 +142,8 @@ ONCE_BROKEN = (
     7500306,
     # A companion that had ended unused, and the queue had no other nodes: the rule heard a bug.
     1007501285,
+    # A training ended well after its supervisor had given it up, and slurmctld was away.
+    7508007,
     # A node that was lost and came back was counted by the rule as one whose tasks had died.
     7016732,
 )

@@ -62,6 +62,8 @@ NOT_RESPONDING = "Not responding"
 FOOLED_SECONDS = 90.0
 """For so long words on the end of another step may be taken for those on this one's."""
 GIVEN_UP_FOR_PERSON = ("stop: the step was cancelled", "stop: the user ")
+STEP_ENDS = ": the step is ended"
+"""Ends the line of a supervisor that gives up a living step."""
 LOOK_SECONDS = 5.0
 PERSON_SECONDS = 1500.0
 """A supervisor that a person has ended is over after this time: Slurm may be away meanwhile."""
@@ -171,6 +173,9 @@ class ResumeWorld:
         self.note(f"log: {text}")
         self.seen.spoke_at = self.schedule.now
         self.progress.steps.heard_line(self, text)
+        if text.endswith(STEP_ENDS):  # the order itself may not reach Slurm
+            for srun in self.sruns:
+                srun.ordered_to_end = True
         if GIVEN_UP in text and self.seen.budget.furthest.got_clearly_further:
             self.broken(ResumeRule.PROGRESS, text)
 

@@ -129,6 +129,8 @@ class ClusterRules:
                     self.people.serve(name, run.verb)
             return
         self._acts(name)
+        if "POWER_UP" in after.flags - before.flags:
+            self.people.serve(name, "replace")  # it is powered down, and so half replaced already
         self._touches(before, after)
         is_mark = after.reason.startswith("Action:") and not self.people.asks(name)
         if is_mark and after.is_down and not before.is_down:

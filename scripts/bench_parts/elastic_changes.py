@@ -24,7 +24,7 @@ from drive import HERE, VICTIM, WORLD, Job
 from figures import Event, downtime
 
 STEPS = 600
-RUN_SECONDS = 120.0
+RUN_SECONDS = 300.0
 STEADY_STEPS = 10
 """For the length of a step."""
 EARLY_SECONDS = 0.2

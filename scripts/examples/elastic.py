@@ -44,9 +44,10 @@ def build(hidden: int) -> tuple[nn.Module, torch.optim.Optimizer]:
 
 
 @resilient(min_world=1)
-def train(s: Session, given: argparse.Namespace) -> None:
+def train(
+    s: Session, given: argparse.Namespace, model: nn.Module, opt: torch.optim.Optimizer
+) -> None:
     """Run the block."""
-    model, opt = s.once(build, given.hidden)
     s.track(model=model, opt=opt)
     net = s.ddp(model)
     began, first = time.perf_counter(), s.step
@@ -74,4 +75,6 @@ if __name__ == "__main__":
     parser.add_argument("--steps", type=int, default=50)
     parser.add_argument("--hidden", type=int, default=64)
     parser.add_argument("--same-bits", action="store_true")
-    train(parser.parse_args())
+    given = parser.parse_args()
+    # Here and not by s.once: a rank that joins builds before the others let it in.
+    train(given, *build(given.hidden))

@@ -63,3 +63,5 @@ def warm_up(options: Options) -> None:
     for name in names:
         importlib.import_module(name)
     importlib.import_module("slurm_resilience.training.data")
+    # What it imports the first time would hold up all ranks when the first world is formed.
+    compat.forget_layouts()

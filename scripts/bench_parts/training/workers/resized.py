@@ -55,8 +55,7 @@ def note(event: str, details: dict[str, Any]) -> None:
 
 
 @resilient(min_world=2, checkpointer=keeper, on_event=note)
-def train(s: Session) -> str:
-    model, optimizer = s.once(build)
+def train(s: Session, model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> str:
     s.track(model=model, optimizer=optimizer)
     EVENTS.say("form", world=s.world)
     steps = s.microbatches(Waves(), model, size=SIZE, count=COUNT, steps=STEPS, same_bits=True)
@@ -83,6 +82,6 @@ def train(s: Session) -> str:
 
 
 if __name__ == "__main__":
-    digest = train()
+    digest = train(*build())  # a rank that joins builds before the others let it in
     tell(digest=digest)
     EVENTS.say("over")

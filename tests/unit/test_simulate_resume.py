@@ -144,6 +144,8 @@ ONCE_BROKEN = (
     1007501285,
     # A training ended well after its supervisor had given it up, and slurmctld was away.
     7508007,
+    # A companion was given up for one of its nodes, and the other one came back in the next.
+    2008028540,
     # A node that was lost and came back was counted by the rule as one whose tasks had died.
     7016732,
 )

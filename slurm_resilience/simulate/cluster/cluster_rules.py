@@ -127,6 +127,9 @@ class ClusterRules:
             for run in self._host.runs.values():
                 if run.lives and run.node == name:
                     self.people.serve(name, run.verb)
+            if (before.reason, before.reason_at) == (after.reason, after.reason_at):
+                # In the second of our own mark, with its words: Slurm shows no other time.
+                self.people.undone(name, now)
             return
         self._acts(name)
         if "POWER_UP" in after.flags - before.flags:

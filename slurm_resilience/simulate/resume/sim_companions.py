@@ -33,7 +33,8 @@ class SimCompanions:
         self.granted = 0
         """So many have got their nodes."""
         self.unused: set[str] = set()
-        """Nodes of those that ended themselves, since their part had failed before the others."""
+        """Sound nodes of those that ended themselves, since their part had failed before the others,
+        or were given up for another node of theirs."""
 
     def get(self, number: int) -> SimCompanion | None:
         return self._held.get(number)
@@ -102,6 +103,10 @@ class SimCompanions:
         if companion is None:
             return
         world.note(f"companion {number} on {','.join(companion.nodes)} is ended by {by}")
+        nodes = {name: world.nodes[name] for name in companion.granted}
+        bad = {n for n, node in nodes.items() if node.shown.is_fail or node.shown.is_down}
+        if bad:
+            self.unused.update(nodes.keys() - bad)
         for step in list(world.steps.values()):
             if step.srun.allocation == number:
                 lost = {n for n in step.nodes if world.nodes[n].contact is not NodeContact.FINE}

@@ -33,8 +33,8 @@ class SimCompanions:
         self.granted = 0
         """So many have got their nodes."""
         self.unused: set[str] = set()
-        """Sound nodes of those that ended themselves, since their part had failed before the others,
-        or were given up for another node of theirs."""
+        """Sound nodes of those that ended themselves, since their part had failed before the
+        others, or that were given up for another node of theirs."""
 
     def get(self, number: int) -> SimCompanion | None:
         return self._held.get(number)

@@ -117,7 +117,7 @@ class ClusterRules:
             # As it powers a node up it takes the reason away; what a person said of it stands.
             if not after.reason and not (after.is_down or after.is_drain or after.is_fail):
                 self.people.forget(name)
-                self.people.undone(name, 0.0)
+                self.people.end_request(name, 0.0)
             goes_down = after.reason == NOT_RESPONDING and after.is_down and not before.is_down
             if goes_down and name in self._bad_since.dead and self.breaker.knows(name):
                 self._bad_since.seen_to_die.add(name)
@@ -127,9 +127,9 @@ class ClusterRules:
             for run in self._host.runs.values():
                 if run.lives and run.node == name:
                     self.people.serve(name, run.verb)
-            if (before.reason, before.reason_at) == (after.reason, after.reason_at):
-                # In the second of our own mark, with its words: Slurm shows no other time.
-                self.people.undone(name, now)
+            if before.reason == after.reason:
+                # In our own words: what is asked for is being done, or has just been.
+                self.people.end_request(name, now)
             return
         self._acts(name)
         if "POWER_UP" in after.flags - before.flags:
@@ -573,7 +573,7 @@ class ClusterRules:
 
     def _gives_back(self, name: str) -> None:
         machine, told = self._machines[name], self._unanswered(name)
-        request = self.people.undone(name, self._slurm.set_at)
+        request = self.people.end_request(name, self._slurm.set_at)
         if request:
             text = f"{name} is given back; {request} was asked for, and was not done"
             self.break_rule(ClusterRule.PERSONS_NODE, text)

@@ -71,9 +71,8 @@ class PeoplesWords:
         if asked is not None and verb in ("replace", ACTIONS[asked.reason][0]):
             del self._undone[name]
 
-    def undone(self, name: str, before: float) -> str:
-        """Return a request from before a time that nothing was done about; empty: there is none.
-        The node is given back: it stands no more."""
+    def end_request(self, name: str, before: float) -> str:
+        """End a request; return it if nothing was done about it, and it is from before a time."""
         asked = self._undone.pop(name, None)
         return asked.reason if asked is not None and asked.since < before else ""
 

@@ -1224,6 +1224,16 @@ def test_what_a_person_asked_for_during_a_repair_is_done_after_it(added: str) ->
     assert (opened.action, opened.kind) == (REPLACE, "requested")
 
 
+def test_a_resume_during_validation_answers_what_a_new_sresctld_had_not_heard() -> None:
+    ours = incident(state=NodeState.VALIDATING)
+    unheard = agent(spoke=False, reported=False)
+    early: dict[str, Any] = {"incidents": (ours,), "uptime": 1.0}
+    assert actions(world(node(), agents=(unheard,), **early), act.Transition) == []
+    assert advance(world(node(), agents=(SICK,), **early)).event is NodeEvent.RELEASED
+    assert advance(world(node(), agents=(agent(),), **early)).event is NodeEvent.CLOSED
+    assert advance(world(node(), agents=(SICK,), incidents=(ours,))).event is NodeEvent.CLOSED
+
+
 def test_a_reboot_that_slurm_has_noted_is_not_asked_for_once_more() -> None:
     assert not node(state="DOWN", reason=f"{REBOOT} : reboot complete").requested_action
 

@@ -409,14 +409,7 @@ def _from_validating(
     timeout = return_seconds(config)
     is_late = snapshot.now - incident.times.run_ended > timeout
     if node.is_available or node.is_only_reserved:
-        # A person (or Slurm) put it back. Its sresd may need a moment more: till then its silence
-        # is that of the old boot. Later it is judged like any node in service.
-        is_silent = life_of(snapshot, config.detect, node).kind in ("suspect", "dead")
-        if not is_silent:
-            yield _move(incident, NodeEvent.CLOSED, "back in service")
-        elif is_late:
-            text = f"{node.state}: the node was put back into service, and its sresd is silent"
-            yield _move(incident, NodeEvent.RELEASED, text)
+        yield from _put_back(snapshot, config, incident, node, is_late=is_late)
         return
     asked = node.requested_action
     if asked not in ("", incident.action):
@@ -454,6 +447,28 @@ def _from_validating(
         if progress not in (ValidationProgress.OVER, ValidationProgress.UNCHECKED):
             cause += ", and its sresd has not validated it (recovery.validate)"
         yield _failed(snapshot, config, incident, cause)
+
+
+def _put_back(
+    snapshot: ClusterSnapshot, config: Config, incident: Incident, node: Node, *, is_late: bool
+) -> Iterator[Action]:
+    """End the incident of a node that a person (or Slurm) put back during its validation.
+
+    Its sresd may need a moment more: till then its silence is that of the old boot. Later the node
+    is judged like any one in service.
+    """
+    if _is_awaited(snapshot, node.name) and not is_late:
+        return
+    if snapshot.site.uptime < FIRST_WORD_SECONDS and open_findings(snapshot, node.name):
+        text = f"{node.state}: put back by a person, as sresctld had just started"
+        yield _move(incident, NodeEvent.RELEASED, text)
+        return
+    is_silent = life_of(snapshot, config.detect, node).kind in ("suspect", "dead")
+    if not is_silent:
+        yield _move(incident, NodeEvent.CLOSED, "back in service")
+    elif is_late:
+        text = f"{node.state}: the node was put back into service, and its sresd is silent"
+        yield _move(incident, NodeEvent.RELEASED, text)
 
 
 def _unchecked(incident: Incident, timeout: float) -> Iterator[Action]:

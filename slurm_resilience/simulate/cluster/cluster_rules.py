@@ -127,8 +127,8 @@ class ClusterRules:
             for run in self._host.runs.values():
                 if run.lives and run.node == name:
                     self.people.serve(name, run.verb)
-            if before.reason == after.reason:
-                # In our own words: what is asked for is being done, or has just been.
+            if after.reason and before.reason.startswith(after.reason):
+                # In our own words, to which Slurm may have added: it is being done, or has been.
                 self.people.end_request(name, now)
             return
         self._acts(name)

@@ -1225,7 +1225,7 @@ def test_what_a_person_asked_for_during_a_repair_is_done_after_it(added: str) ->
 
 
 def test_a_resume_during_validation_answers_what_a_new_sresctld_had_not_heard() -> None:
-    ours = incident(state=NodeState.VALIDATING)
+    ours = incident(state=NodeState.VALIDATING, run_ended=NOW - 10.0)
     unheard = agent(spoke=False, reported=False)
     early: dict[str, Any] = {"incidents": (ours,), "uptime": 1.0}
     assert actions(world(node(), agents=(unheard,), **early), act.Transition) == []

@@ -3,8 +3,9 @@
 The thread is the only one that reads the source. Everything it shares with the training lies under
 one condition; what it fetched for a share that is no longer wanted is dropped.
 
-After a move the window opens by one batch with each that is given: a new world's first step, for
-which all its ranks wait, would else share the interpreter's lock with the reading of ten batches.
+After a change of its share, and a move in the middle of a run, the window opens by one batch with
+each that is given: a new world's first step, for which all its ranks wait, would else share the
+interpreter's lock with the reading of ten batches. A run that begins reads all of it at once.
 """
 
 from __future__ import annotations
@@ -151,7 +152,8 @@ class Prefetcher:
                 self._before.clear()
             self._ready = {k: r for k, r in self._ready.items() if k >= number}
             self.next = self.committed = number
-            self._opened = 0
+            if place is not None or self._thread is not None:
+                self._opened = 0
             self.end = self._limit
             self._error = None
             self._tell()

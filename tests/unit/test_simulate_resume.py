@@ -146,6 +146,8 @@ ONCE_BROKEN = (
     7508007,
     # A companion was given up for one of its nodes, and the other one came back in the next.
     2008028540,
+    # Words of a task's own srun, a hang, and an end that waited for slurmctld: the rule had lapsed.
+    1008211415,
     # A node that was lost and came back was counted by the rule as one whose tasks had died.
     7016732,
 )

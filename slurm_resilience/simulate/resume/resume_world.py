@@ -59,8 +59,9 @@ KILLED_TASKS_SECONDS = 1.0
 """Tasks that are killed have ended, and their ends are told, after this time."""
 NOT_RESPONDING = "Not responding"
 """Slurm's own Reason."""
-FOOLED_SECONDS = 90.0
-"""For so long words on the end of another step may be taken for those on this one's."""
+FOOLED_SECONDS = 240.0
+"""For so long words on the end of another step may be taken for those on this one's: the end itself
+may have to wait for slurmctld."""
 GIVEN_UP_FOR_PERSON = ("stop: the step was cancelled", "stop: the user ")
 STEP_ENDS = ": the step is ended"
 """Ends the line of a supervisor that gives up a living step."""

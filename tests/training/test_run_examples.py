@@ -113,7 +113,8 @@ def test_any_number_of_ranks_ends_with_the_same_bits(launch: Launch) -> None:
     assert "rank 1: SIGKILL" in done.stderr, done.stderr[-4000:]
     ends = [re.findall("^parameters (.+)$", one.stdout, re.MULTILINE) for one in (alone, done)]
     assert len(ends[0]) == 1
-    assert ends[0] == ends[1], done.stderr[-4000:]
+    # Back at the very last step, the other rank tells of its own as well.
+    assert set(ends[0]) == set(ends[1]), done.stderr[-4000:]
 
 
 def test_a_lost_shard_comes_from_the_other_copy(launch: Launch) -> None:

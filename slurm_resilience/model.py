@@ -7,7 +7,6 @@ reported about one node.
 from __future__ import annotations
 
 import enum
-import re
 from typing import Literal
 
 import msgspec
@@ -27,8 +26,6 @@ ACTIONS = {
     RESET: ("reset", "reset"),
 }
 """Actions that a reason can ask of sresctld, each with its verb and with what the node is then."""
-_REBOOTED = re.compile(r"(?: : reboot (?:issued|complete))*")
-"""Slurm adds this to the Reason of a node that it reboots."""
 
 INJECTED_MARK = "(injected)"
 """Ends the text of a finding that a person made for a drill, and so of all that follows from it."""
@@ -119,14 +116,8 @@ class Node(msgspec.Struct, frozen=True):
     @property
     def requested_action(self) -> str:
         """`Action:Replace`, `Action:Reboot` or `Action:Reset` when the reason is exactly that, else
-        empty.
-
-        A replacement is still to be done where Slurm has noted a reboot behind the request.
-        """
-        if self.reason_unclear:
-            return ""
-        noted = self.reason.startswith(REPLACE) and _REBOOTED.fullmatch(self.reason[len(REPLACE) :])
-        return REPLACE if noted else self.reason if self.reason in ACTIONS else ""
+        empty."""
+        return self.reason if self.reason in ACTIONS and not self.reason_unclear else ""
 
     @property
     def near_miss(self) -> str:

@@ -19,6 +19,7 @@ from slurm_resilience.controller.journal.records import FindingOfBoot
 from slurm_resilience.controller.observe import ClusterSnapshot
 from slurm_resilience.controller.probe import ProbeResult
 from slurm_resilience.model import (
+    ACTIONS,
     FAULTY,
     INJECTED,
     INJECTED_MARK,
@@ -378,12 +379,18 @@ def has_lost_reason(node: Node) -> bool:
 def is_kept_instead(node: Node, action: str, slurm_users: Collection[str] = SLURM_USERS) -> bool:
     """Tell whether a person put a reason in the place of this request.
 
-    A reboot by Slurm only adds to the request: `Action:Reboot : reboot issued`.
+    A reboot by Slurm only adds to the request: `Action:Reboot : reboot issued`. While it reboots a
+    node for sresctld, it adds to another one that a person has written meanwhile, too.
     """
     if not is_kept_by_a_person(node, slurm_users):
         return False
-    is_added_to = node.reason.startswith(action) and not node.reason_unclear
-    return not (is_added_to and _ADDED_BY_SLURM.fullmatch(node.reason[len(action) :]))
+    if node.reason_unclear:
+        return True
+    requests = ACTIONS if action == REBOOT else (action,)
+    return not any(
+        node.reason.startswith(request) and _ADDED_BY_SLURM.fullmatch(node.reason[len(request) :])
+        for request in requests
+    )
 
 
 def _held(node: Node) -> str:

@@ -13,7 +13,7 @@ from datetime import datetime
 import msgspec
 
 from slurm_resilience.errors import NotFound, SlurmError, SresError
-from slurm_resilience.model import Node
+from slurm_resilience.model import ACTIONS, Node
 from slurm_resilience.replace.program import RunHost
 from slurm_resilience.replace.repair_order import RepairOrder, Run, RunExists
 from slurm_resilience.replace.repair_steps import (
@@ -42,7 +42,8 @@ class SlurmRebootReplacer:
 
     def start(self, order: RepairOrder, node: Node, now: float) -> None:
         if order.directory.exists() and self.status(order, node, now).next_act:
-            self._client.set_node([order.node], state="fail", reason=order.reason)
+            request = _request_in(node, order)
+            self._client.set_node([order.node], state="fail", reason=request)
             return
         try:
             begin(order.directory, self._host)
@@ -80,7 +81,7 @@ def reboot_run(step: ReachedStep | None, node: Node | None, now: float, order: R
     if node is None:
         return waiting
     is_under_way = bool(node.flags & _UNDER_WAY)
-    if not is_under_way and node.reason.startswith(f"{order.reason} : "):
+    if not is_under_way and _request_in(node, order):
         # Else it would read like a person's, whatever comes next.
         return msgspec.structs.replace(waiting, next_act=REASON_ACT)
     if not is_under_way and _is_another_boot(node.boot_time, step.mark):
@@ -92,6 +93,15 @@ def reboot_run(step: ReachedStep | None, node: Node | None, now: float, order: R
         return waiting
     text = f"Slurm did not reboot it: it is {node.state} ({node.reason})"
     return Run("ended", 1, text, now, by=BY, wrote_reason=True)
+
+
+def _request_in(node: Node, order: RepairOrder) -> str:
+    """Return the request to which Slurm has added; empty: it has not.
+
+    A person may have asked for something else while the node booted: that is left to stand.
+    """
+    request, added, _ = node.reason.partition(" : ")
+    return request if added and request in (order.reason, *ACTIONS) else ""
 
 
 def _is_another_boot(shown: str, before: str) -> bool:

@@ -1207,10 +1207,9 @@ def test_the_same_words_of_another_hand_are_a_persons_request(state: NodeState) 
     assert move.event is NodeEvent.ASKED_ANEW
 
 
-@pytest.mark.parametrize("added", ["", " : reboot issued : reboot complete"])
-def test_what_a_person_asked_for_during_a_repair_is_done_after_it(added: str) -> None:
+def test_what_a_person_asked_for_during_a_repair_is_done_after_it() -> None:
     """The repair ended well; to give the node back would take the request away."""
-    asked = node(state="DOWN+FAIL", reason=f"{REPLACE}{added}")
+    asked = node(state="DOWN+FAIL", reason=REPLACE)
     ours = incident(state=NodeState.VALIDATING, action=REBOOT)
     assert asked.requested_action == REPLACE
     move = advance(world(asked, incidents=(ours,)))
@@ -1234,8 +1233,14 @@ def test_a_resume_during_validation_answers_what_a_new_sresctld_had_not_heard() 
     assert advance(world(node(), agents=(SICK,), incidents=(ours,))).event is NodeEvent.CLOSED
 
 
-def test_a_reboot_that_slurm_has_noted_is_not_asked_for_once_more() -> None:
-    assert not node(state="DOWN", reason=f"{REBOOT} : reboot complete").requested_action
+@pytest.mark.parametrize("asked", [REBOOT, REPLACE])
+def test_a_reboot_that_slurm_has_noted_is_no_request(asked: str) -> None:
+    """A person reboots a node that we have marked: nobody asks for its replacement by that."""
+    noted = node(state="DOWN+FAIL", reason=f"{asked} : reboot complete", reason_at="later")
+    ours = incident(state=NodeState.EMPTY, action=asked, mark_reason_at=MARKED.reason_at)
+    assert not noted.requested_action
+    moves = actions(world(noted, incidents=(ours,)), act.Transition)
+    assert not [move for move in moves if move.event.is_a_persons]
 
 
 def test_our_own_mark_is_no_persons_request() -> None:

@@ -1235,7 +1235,7 @@ def test_a_resume_during_validation_answers_what_a_new_sresctld_had_not_heard() 
 
 @pytest.mark.parametrize("asked", [REBOOT, REPLACE])
 def test_a_reboot_that_slurm_has_noted_is_no_request(asked: str) -> None:
-    """A person reboots a node that we have marked: nobody asks for its replacement by that."""
+    """A person who reboots a node that sresctld has marked asks for no replacement by that."""
     noted = node(state="DOWN+FAIL", reason=f"{asked} : reboot complete", reason_at="later")
     ours = incident(state=NodeState.EMPTY, action=asked, mark_reason_at=MARKED.reason_at)
     assert not noted.requested_action

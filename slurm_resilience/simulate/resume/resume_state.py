@@ -12,6 +12,7 @@ from slurm_resilience.simulate.resume.resume_rules import AttemptBudget
 from slurm_resilience.simulate.resume.sim_companions import SimCompanions
 from slurm_resilience.simulate.resume.sim_nodes import SimStep, SimTask
 from slurm_resilience.simulate.resume.sim_program import SimProgram
+from slurm_resilience.simulate.resume.sim_srun import SimSrun
 from slurm_resilience.simulate.resume.sim_steps import SimSteps
 from slurm_resilience.simulate.resume.sim_thread import SimThread
 from slurm_resilience.simulate.resume.sim_training import LivingProgram, SimTraining
@@ -74,6 +75,8 @@ class TrainedWork:
     """Takes its power from a node, as a fault does."""
     others_told_at: float = float("-inf")
     """When a task last printed the words of an srun of its own, whose step was aborted."""
+    others_told_to: SimSrun | None = None
+    """The srun that passed these words on."""
     steps: SimSteps = field(default_factory=lambda: SimSteps(None, Random(0)))
     """Those that the program reports."""
     program: SimProgram = field(init=False)

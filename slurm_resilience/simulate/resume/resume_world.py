@@ -59,9 +59,9 @@ KILLED_TASKS_SECONDS = 1.0
 """Tasks that are killed have ended, and their ends are told, after this time."""
 NOT_RESPONDING = "Not responding"
 """Slurm's own Reason."""
-FOOLED_SECONDS = 240.0
-"""For so long words on the end of another step may be taken for those on this one's: the end itself
-may have to wait for slurmctld."""
+FOOLED_SECONDS = 90.0
+"""Words on the end of another step may be taken for those on this one's, if its end begins so soon:
+the end itself may have to wait for slurmctld."""
 GIVEN_UP_FOR_PERSON = ("stop: the step was cancelled", "stop: the user ")
 STEP_ENDS = ": the step is ended"
 """Ends the line of a supervisor that gives up a living step."""
@@ -176,7 +176,7 @@ class ResumeWorld:
         self.progress.steps.heard_line(self, text)
         if text.endswith(STEP_ENDS):  # the order itself may not reach Slurm
             for srun in self.sruns:
-                srun.ordered_to_end = True
+                srun.order_to_end()
         if GIVEN_UP in text and self.seen.budget.furthest.got_clearly_further:
             self.broken(ResumeRule.PROGRESS, text)
 
@@ -342,9 +342,16 @@ class ResumeWorld:
 
     @property
     def is_fooled(self) -> bool:
-        """Tell whether a task has just printed what an srun of its own said of its step's end: word
-        for word what the supervised one says when a person cancels."""
-        return self.schedule.now - self.progress.others_told_at <= FOOLED_SECONDS
+        """Tell whether a task of the present attempt has just printed, or did shortly before its
+        end began, what an srun of its own said of its step's end: word for word what the supervised
+        one says when a person cancels."""
+        heard_by, told_at = self.progress.others_told_to, self.progress.others_told_at
+        if heard_by is None or heard_by.token != self.sruns[-1].token:
+            return False
+        end_began_at = heard_by.end_began_at
+        # Words after the supervisor's order are its own doing: they deceive for a while at most.
+        until = end_began_at if end_began_at >= told_at else self.schedule.now
+        return min(until, self.schedule.now) - told_at <= FOOLED_SECONDS
 
     def attempt_ended(self, outcome: str) -> None:
         """Check that an end is taken for a person's only where a person has done something."""
@@ -360,6 +367,7 @@ class ResumeWorld:
         """Have a task print what an srun of its own says, whose step was aborted."""
         for step in list(self.steps.values())[:1]:
             self.progress.others_told_at = self.schedule.now
+            self.progress.others_told_to = step.srun
             self.note("a task's own srun tells that its step was aborted")
             step.srun.says(ABORTED)
 

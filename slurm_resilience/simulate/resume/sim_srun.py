@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from slurm_resilience.resume.srun import env_option
 from slurm_resilience.resume.srun.step import SrunStep
+from slurm_resilience.simulate.cluster.sim_clock import BOOTED_SECONDS
 from slurm_resilience.slurm.hostlists import expand
 
 if TYPE_CHECKING:
@@ -49,8 +50,8 @@ class SimSrun(SrunStep):
         """--ntasks; 0: not given."""
         self.words: frozenset[str] = frozenset()
         """Those of its command line."""
-        self.ordered_to_end = False
-        """The supervisor has ordered its end."""
+        self.ordered_at = float("inf")
+        """When the supervisor first ordered its end."""
         self.closed: set[str] = set()
         """Addresses to which the supervisor has closed its connections."""
         super().__init__(*arguments, **options)
@@ -87,8 +88,23 @@ class SimSrun(SrunStep):
         """Return whether the loss of a node or a task does not end it."""
         return "--no-kill" in self.words
 
+    @property
+    def ordered_to_end(self) -> bool:
+        """Return whether the supervisor has ordered its end."""
+        return self.ordered_at < float("inf")
+
+    def order_to_end(self) -> None:
+        """Note that the supervisor has ordered its end."""
+        self.ordered_at = min(self.ordered_at, self._world.schedule.now)
+
+    @property
+    def end_began_at(self) -> float:
+        """Return when the supervisor ordered its end, or when it ended by itself, if not before."""
+        ended_at = float("inf") if self.running else self.ended_at - BOOTED_SECONDS
+        return min(self.ordered_at, ended_at)
+
     def ends_by_us(self, *, killed: bool) -> None:
-        self.ordered_to_end = True
+        self.order_to_end()
         super().ends_by_us(killed=killed)
 
     def _launch(

@@ -368,6 +368,8 @@ CASCADE_LINE = "[rank0]: NCCL error in: x, ncclRemoteError"
         ({"code": 0}, Category.NONE),
         ({"interrupted": "SIGTERM"}, Category.USER),
         ({"interrupted": "SIGTERM", "timed_out": True}, Category.TIME_LIMIT),
+        ({"interrupted": "SIGHUP", "timed_out": True}, Category.TIME_LIMIT),
+        ({"interrupted": "SIGINT twice", "timed_out": True}, Category.USER),
         ({"cancelled": True}, Category.USER),
         ({"cancelled": True, "timed_out": True}, Category.TIME_LIMIT),
         ({"job_state": "TIMEOUT"}, Category.TIME_LIMIT),

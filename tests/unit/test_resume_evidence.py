@@ -13,6 +13,7 @@ from worlds import FakeClock
 from slurm_resilience.clock import SYSTEM_CLOCK, SystemClock
 from slurm_resilience.config import ResumeSettings
 from slurm_resilience.errors import SlurmUnreachable
+from slurm_resilience.resume import report
 from slurm_resilience.resume.allocation.allocation import Allocation, Companion
 from slurm_resilience.resume.decide.classify import Cause, Ending, classify
 from slurm_resilience.resume.decide.task_ends import TaskEnd
@@ -280,6 +281,19 @@ def test_the_end_of_a_companion_is_asked_for_when_slurm_answers_again(slurm: Fak
     )
     patient = Allocation(slurm, job, Event(), patience=9.0, permits_expansion=True, clock=Back())
     assert ending(slurm, patient, "", 137, parts=(part,), faulty={"n4": "x"}).kind == "node"
+
+
+def test_a_wait_for_slurms_word_on_a_companion_is_told(
+    slurm: FakeSlurm, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lines: list[str] = []
+    monkeypatch.setattr(report, "say", lines.append)
+    companion, job = slurm.submit(1), slurm.job(slurm.submit(2))
+    slurm.refusals["job"] = SlurmUnreachable("no answer")
+    clock = FakeClock()
+    patient = Allocation(slurm, job, Event(), patience=150.0, permits_expansion=True, clock=clock)
+    assert not patient.is_over(companion)
+    assert [line.partition(": ")[0] for line in lines] == ["waiting for slurmctld"] * 3
 
 
 def test_a_companion_that_ended_unused_is_no_nodes_fault(slurm: FakeSlurm) -> None:

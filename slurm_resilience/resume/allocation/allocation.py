@@ -132,17 +132,27 @@ class Allocation:
         Raises:
             SlurmUnreachable: it was away for longer than the patience, or the user ended this.
         """
+        try:
+            job = self._ask_patiently(self.job.id)
+        except NotFound:
+            return ""
+        if job.restarts != self._restarts:
+            return ""
+        self.job = job
+        return job.state
+
+    def _ask_patiently(self, job: int) -> Job:
+        """Return a job as Slurm shows it. slurmctld may be away for a while: then the log tells so.
+
+        Raises:
+            NotFound: Slurm does not know it.
+            SlurmUnreachable: it was away for longer than the patience, or the user ended this.
+        """
         began = self.clock.monotonic()
         told = float("-inf")
         while True:
             try:
-                job = self.client.job(self.job.id)
-                if job.restarts != self._restarts:
-                    return ""
-                self.job = job
-                return job.state
-            except NotFound:
-                return ""
+                return self.client.job(job)
             except SlurmUnreachable as error:
                 stopped = self.clock.wait(self.user_stop, REFRESH_SECONDS)
                 if stopped or self.clock.monotonic() - began > self._patience:
@@ -335,18 +345,12 @@ class Allocation:
     def is_over(self, companion: int) -> bool:
         """Return whether Slurm shows that a companion has ended. slurmctld may be away for a while;
         for longer than the patience, or until the user ends this: not."""
-        began = self.clock.monotonic()
-        while True:
-            try:
-                return self.client.job(companion).state not in ("RUNNING", "SUSPENDED")
-            except NotFound:
-                return True
-            except SlurmUnreachable:
-                stopped = self.clock.wait(self.user_stop, REFRESH_SECONDS)
-                if stopped or self.clock.monotonic() - began > self._patience:
-                    return False
-            except SresError:
-                return False
+        try:
+            return self._ask_patiently(companion).state not in ("RUNNING", "SUSPENDED")
+        except NotFound:
+            return True
+        except SresError:
+            return False
 
     def is_running(self, companion: int) -> bool:
         """Return whether Slurm shows that a companion runs; not: that cannot be told either."""

@@ -116,13 +116,18 @@ class Cause(msgspec.Struct, frozen=True):
     """The kind of cause for people; what follows depends on ``kind``."""
 
 
+_OF_SLURM = ("SIGTERM", "SIGHUP")
+"""Signals that Slurm sends at a job's time limit: to a batch script, and to an interactive salloc's
+command. A person's Ctrl-C is neither."""
+
+
 def classify(ending: Ending) -> Cause:
     """Return why the step ended."""
     if ending.code == 0 and not ending.stopped_by_us:
         return Cause("done", "the program ended well", category=Category.NONE)
     if ending.job_state not in ("RUNNING", "SUSPENDED"):
         return _job_over(ending)
-    if ending.interrupted and ending.timed_out:
+    if ending.interrupted in _OF_SLURM and ending.timed_out:
         # Slurm has signalled the script as well, and could not be asked for the job's state.
         return _job_over(ending)
     if ending.interrupted:

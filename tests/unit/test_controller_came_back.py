@@ -134,6 +134,35 @@ def test_a_request_that_failed_is_tried_again_while_the_new_machine_is_not_sound
     assert actions(seen, act.StartReplacement) == [act.StartReplacement("n1", 1)]
 
 
+@pytest.mark.parametrize(
+    ("more", "is_started"),
+    [
+        ({}, False),
+        ({"probes": {"n1": probes("answered")}}, False),
+        (dead(silence=600.0), True),
+        ({"agents": (agent(),)}, True),
+        ({"run_ended": 0.0}, True),
+        ({"attempts": 0, "run_started": 0.0, "run_ended": 0.0}, True),
+        ({"action": REBOOT}, False),
+        ({"agents": ()}, False),
+    ],
+    ids="silent answers dead same failed untried reboot no-sresd".split(),
+)
+def test_who_asked_once_gets_no_second_machine_that_was_not_looked_at(
+    more: dict[str, Any], is_started: bool
+) -> None:
+    """The program has ended well, and what came of it is not known: as after a fault, it is done
+    once more where the node is dead, or where the old machine is still there."""
+    known: dict[str, Any] = {"attempts": 1, "run_started": NOW - 900, "run_ended": NOW - 800}
+    known |= {"action": REPLACE, "instance_before": "machine-n1"}
+    known |= {key: more[key] for key in more if key in known}
+    asked = incident(state=NodeState.EMPTY, kind="requested", **known)
+    out = node(state="IDLE+FAIL", reason=asked.action)
+    seen = {"agents": (agent(silence=30.0),)} | {k: more[k] for k in more if k not in known}
+    starts = actions(world(out, incidents=(asked,), **seen), act.StartReplacement)
+    assert bool(starts) is is_started
+
+
 VALIDATED = {"validate": ("/usr/local/sbin/validate",), "validate_timeout": 600.0}
 
 

@@ -18,6 +18,7 @@ from slurm_resilience.controller.actions import (
     StartReplacement,
 )
 from slurm_resilience.controller.decide.node_lifecycle import NodeEvent
+from slurm_resilience.controller.decide.replacing import is_still_asked_for
 from slurm_resilience.controller.diagnose import is_kept_instead, is_speaking, open_findings
 from slurm_resilience.controller.journal.journal import Journal
 from slurm_resilience.controller.journal.records import Incident, IncidentFacts, MachineIdentity
@@ -136,8 +137,9 @@ class RepairActs:
         return node
 
     def _lives(self, snapshot: ClusterSnapshot, incident: Incident, node: Node) -> bool:
-        """Tell whether the node lives again, and no person asked for its replacement."""
-        news = "" if incident.kind == "requested" else self._sign_of_life(snapshot, node)
+        """Tell whether the node lives again, and no person's request stands all the same."""
+        is_asked = is_still_asked_for(snapshot, self._config, incident)
+        news = "" if is_asked else self._sign_of_life(snapshot, node)
         if news:
             log.info("%s: %s: its replacement waits", node.name, news)
         return bool(news)

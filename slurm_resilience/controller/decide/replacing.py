@@ -52,7 +52,7 @@ def readiness(
     snapshot: ClusterSnapshot, config: Config, incident: Incident, node: Node
 ) -> Readiness:
     """Judge whether the fault of an incident still stands."""
-    if incident.kind == "requested" and not _is_another_machine(snapshot, incident):
+    if is_still_asked_for(snapshot, config, incident):
         return Readiness("start", "a person asked for it")
     if "MAINTENANCE" in node.flags:
         return Readiness("wait", "it is in a maintenance reservation")
@@ -82,6 +82,19 @@ def readiness(
         text = f"{life.reason}; it is given {config.replace.silent_for:.0f} s to come back"
         return Readiness("wait", text, is_aging)
     return Readiness("start", life.reason)
+
+
+def is_still_asked_for(snapshot: ClusterSnapshot, config: Config, incident: Incident) -> bool:
+    """Tell whether a person's request stands by itself, whatever the node shows.
+
+    Once a repair has ended well, and another machine is there or none can be looked at, the node is
+    judged as after a fault: who asked for one machine must not get a second one for that.
+    """
+    if incident.kind != "requested" or _is_another_machine(snapshot, incident):
+        return False
+    times = incident.times
+    has_ended_well = 0.0 < times.run_started <= times.run_ended
+    return not has_ended_well or is_speaking(snapshot, config.detect, incident.node)
 
 
 def _is_another_machine(snapshot: ClusterSnapshot, incident: Incident) -> bool:

@@ -15,6 +15,7 @@ _NOT_FOR_JOBS = frozenset(
     {"DRAIN", "FAIL", "NOT_RESPONDING", "MAINTENANCE", "POWERED_DOWN", "POWERING_DOWN"}
 )
 _POWERED_OFF = frozenset({"POWERED_DOWN", "POWERING_DOWN", "POWERING_UP", "PLANNED_DOWN"})
+_REBOOTING = frozenset({"REBOOT_REQUESTED", "REBOOT_ISSUED"})
 
 REPLACE = "Action:Replace"
 REBOOT = "Action:Reboot"
@@ -103,6 +104,11 @@ class Node(msgspec.Struct, frozen=True):
             not self.is_available
             and msgspec.structs.replace(self, flags=self.flags - {"MAINTENANCE"}).is_available
         )
+
+    @property
+    def is_being_rebooted(self) -> bool:
+        """Slurm was asked to reboot it, and has not seen it boot."""
+        return not self.flags.isdisjoint(_REBOOTING)
 
     @property
     def is_powered_off_on_purpose(self) -> bool:

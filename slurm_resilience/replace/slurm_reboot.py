@@ -30,7 +30,6 @@ BY = "scontrol reboot"
 SAME_BOOT_SECONDS = 1.0
 """Slurm reckons a boot's time from the uptime, so that it differs by a second now and then."""
 REASON_ACT = "takes away what Slurm has added to the Reason"
-_UNDER_WAY = frozenset({"REBOOT_REQUESTED", "REBOOT_ISSUED"})
 
 
 class SlurmRebootReplacer:
@@ -53,7 +52,7 @@ class SlurmRebootReplacer:
             raise RunExists(f"{order.directory} was started before") from None
         except OSError as error:
             raise SresError(f"{order.directory} cannot be written: {error}") from None
-        if not node.flags & _UNDER_WAY:
+        if not node.is_being_rebooted:
             self._client.reboot(order.node, order.reason)
 
     def status(self, order: RepairOrder, node: Node | None, now: float) -> Run:
@@ -80,7 +79,7 @@ def reboot_run(step: ReachedStep | None, node: Node | None, now: float, order: R
     waiting = Run("running", by=BY, wrote_reason=True)
     if node is None:
         return waiting
-    is_under_way = bool(node.flags & _UNDER_WAY)
+    is_under_way = node.is_being_rebooted
     if not is_under_way and _request_in(node, order):
         # Else it would read like a person's, whatever comes next.
         return msgspec.structs.replace(waiting, next_act=REASON_ACT)

@@ -146,7 +146,7 @@ def test_a_request_that_failed_is_tried_again_while_the_new_machine_is_not_sound
         ({"action": REBOOT}, False),
         ({"agents": ()}, False),
     ],
-    ids="silent answers dead same failed untried reboot no-sresd".split(),
+    ids=["silent", "answers", "dead", "same", "failed", "untried", "reboot", "no-sresd"],
 )
 def test_who_asked_once_gets_no_second_machine_that_was_not_looked_at(
     more: dict[str, Any], is_started: bool

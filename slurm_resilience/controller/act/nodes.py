@@ -26,7 +26,12 @@ from slurm_resilience.controller.actions import (
 )
 from slurm_resilience.controller.decide.labelling import labels_for
 from slurm_resilience.controller.decide.node_lifecycle import NodeEvent, SideAct, step
-from slurm_resilience.controller.diagnose import is_out_of_service, open_findings, persons_reason
+from slurm_resilience.controller.diagnose import (
+    is_kept_instead,
+    is_out_of_service,
+    open_findings,
+    persons_reason,
+)
 from slurm_resilience.controller.journal.journal import Journal
 from slurm_resilience.controller.journal.records import Incident, IncidentFacts, MachineIdentity
 from slurm_resilience.controller.observe import ClusterSnapshot
@@ -278,7 +283,7 @@ class NodeActs:
             node = self._keep_out(node, incident)
             is_mark = True
         if action.action:
-            node, is_mark = self._ask_instead(incident, action.action), True
+            node, is_mark = self._ask_instead(snapshot, incident, action.action), True
             if node is None:
                 return
         if run is not None and run.wrote_reason:
@@ -318,10 +323,16 @@ class NodeActs:
         self._client.set_node([node.name], state="fail", reason=incident.action)
         return self._client.node(node.name)
 
-    def _ask_instead(self, incident: Incident, action: str) -> Node | None:
+    def _ask_instead(
+        self, snapshot: ClusterSnapshot, incident: Incident, action: str
+    ) -> Node | None:
         """Ask for another repair of a node, where one did not help; None: a person has answered."""
         node = self._client.node(incident.node)
-        if node.requested_action not in (incident.action, action) or not is_out_of_service(node):
+        is_answered = node.requested_action not in (incident.action, action)
+        if is_answered and node.reason and not node.requested_action:
+            # Slurm may have added to it, as it does where a person reboots the node by Slurm.
+            is_answered = is_kept_instead(node, incident.action, snapshot.site.slurm_users)
+        if is_answered or not is_out_of_service(node):
             log.info("%s is %s now (%s): not asked anew", node.name, node.state, node.reason)
             return None
         if node.requested_action != action:

@@ -139,7 +139,8 @@ class RepairActs:
     def _lives(self, snapshot: ClusterSnapshot, incident: Incident, node: Node) -> bool:
         """Tell whether the node lives again, and no person's request stands all the same."""
         is_asked = is_still_asked_for(snapshot, self._config, incident)
-        news = "" if is_asked else self._sign_of_life(snapshot, node)
+        by_slurm = "Slurm reboots it" if node.is_being_rebooted else ""
+        news = "" if is_asked else by_slurm or self._sign_of_life(snapshot, node)
         if news:
             log.info("%s: %s: its replacement waits", node.name, news)
         return bool(news)

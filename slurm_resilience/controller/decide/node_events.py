@@ -109,6 +109,8 @@ def stale_reasons(snapshot: ClusterSnapshot) -> Iterator[NoteStale]:
     for name, node in notable(snapshot.nodes).items():
         if node.reason_unclear or not (node.reason or node.stale_reason):
             continue
+        if node.is_being_rebooted:
+            continue  # it may be in service yet, and its reason that of the reboot
         stale = node.reason
         if is_out_of_service(node):
             stale = "" if node.reason == node.stale_reason else node.stale_reason
@@ -312,6 +314,8 @@ def _towards_repair(
             key = f"drain-{incident.id}"
             yield RaiseAlarm(key, text, node.name, incident=incident.id, remember=True)
         return
+    if not node.requested_action and node.is_being_rebooted:
+        return  # by a person: Slurm adds to the reason once more at its end
     if not node.requested_action:
         text = f"Slurm wrote {node.reason!r} over the request"
         state: Literal["fail", "down"] = "down" if node.is_down else "fail"

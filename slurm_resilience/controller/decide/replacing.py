@@ -56,6 +56,8 @@ def readiness(
         return Readiness("start", "a person asked for it")
     if "MAINTENANCE" in node.flags:
         return Readiness("wait", "it is in a maintenance reservation")
+    if node.is_being_rebooted:
+        return Readiness("wait", f"{node.state}: Slurm reboots it")
     agent = snapshot.agents.get(node.name)
     if agent is not None and is_speaking(snapshot, config.detect, node.name):
         if not agent.reported or agent.steady < STEADY_SECONDS:

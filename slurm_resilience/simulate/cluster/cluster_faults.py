@@ -24,6 +24,9 @@ BURST_SECONDS = 60.0
 """Faults of one burst happen within this time."""
 SCRIPTS_SHARE, SCRIPT_SECONDS, LOOK_OF_SCRIPT_SECONDS = 0.3, 600.0, 0.3
 """So often a script deletes reservations: for so long, with so much between two looks."""
+HAND_SECONDS, LOOK_OF_HAND_SECONDS = 1200.0, 7.0
+"""A person who reboots a node that sresctld works on: waits so long for one, with so much between
+two looks."""
 YEAR_SECONDS = 365 * 86400.0
 PERSONS = ("alice", "bob", "alice@corp.example.com")
 REASONS = ("RMA 4711, keep out", "vendor on site, hands off", "action:replace", "Action: fan")
@@ -83,6 +86,7 @@ class FaultKind(enum.StrEnum):
     PERSON_ASKS = "a person asks for a replacement or a reboot"
     PERSON_RESERVES = "a person reserves a node for maintenance"
     PERSON_REBOOTS = "a person reboots a node outside Slurm"
+    SCONTROL_REBOOT = "a person reboots a node by scontrol reboot"
     USER_LIES = "a user's program claims jobs, nodes and steps that are not its own"
     SPARES_EDITED = "a person changes the nodes of a reservation of spares"
     SPARES_LENT = "a person changes the users of a reservation of spares"
@@ -158,12 +162,12 @@ def plan(
     # A lemon stands for some of the machines that are replaced: so a seed's other faults stay the
     # same with it and without it.
     lemon, reset = FaultKind.LEMON, FaultKind.SICK_RESET
-    apart = SPARE_KINDS | {lemon, reset}
+    apart = SPARE_KINDS | {lemon, reset, FaultKind.SCONTROL_REBOOT}
     ordered: list[FaultKind] = [kind for kind in FaultKind if kind in kinds and kind not in apart]
     lemons, resets = Random(f"{seed}/lemons"), Random(f"{seed}/resets")
     alone: list[FaultKind] = [kind for kind in (lemon, reset) if kind in kinds]
     count = max(1, round(hours * a_hour))
-    faults = _plan_spares(seed, hours, a_hour, kinds)
+    faults = _plan_spares(seed, hours, a_hour, kinds) + _plan_reboots(seed, hours, kinds)
     if not ordered and not alone:
         return sorted(faults)
     spared = len(faults)
@@ -195,6 +199,21 @@ def _plan_spares(
             f"{seed}/spares/{number}",
         )
         for number in range(count)
+    ]
+
+
+def _plan_reboots(seed: int, hours: float, kinds: Collection[FaultKind]) -> list[PlannedFault]:
+    """Draw the reboots that people ask of Slurm, by themselves as well."""
+    if FaultKind.SCONTROL_REBOOT not in kinds:
+        return []
+    random = Random(f"{seed}/scontrol-reboots")
+    return [
+        PlannedFault(
+            40.0 + random.random() * max(1.0, hours * 3600.0 - 100.0),
+            FaultKind.SCONTROL_REBOOT,
+            f"{seed}/scontrol-reboots/{number}",
+        )
+        for number in range(random.choice((0, 1, 2, 3)))
     ]
 
 
@@ -526,6 +545,24 @@ def _person_reboots(world: FaultyWorld, random: Random) -> None:
     machine.boot(seconds)
 
 
+def _scontrol_reboot(world: FaultyWorld, random: Random) -> None:
+    """Run it on any node, or, most of the time, wait for one that sresctld gets in hand."""
+    asap = random.random() < 0.5
+    then = random.choice(("", "", "RESUME", "DOWN"))
+    reason = random.choice(REASONS) if random.random() < 0.2 else ""
+    author = random.choice(PERSONS)
+    until = world.schedule.now + random.choice((0.0, HAND_SECONDS))
+
+    def order() -> None:
+        if not world.in_hand() and world.schedule.now < until:
+            world.schedule.after(LOOK_OF_HAND_SECONDS, order)
+            return
+        name = _any(world, random, 0.8).name
+        world.slurm.reboot_by(author, name, asap=asap, then=then, reason=reason)
+
+    order()
+
+
 def _user_lies(world: FaultyWorld, random: Random) -> None:
     SimLiar(world, random).begin(random.randint(5, 25))
 
@@ -671,6 +708,7 @@ FAULTS: Mapping[FaultKind, Callable[[FaultyWorld, Random], None]] = {
     FaultKind.PERSON_ASKS: _person_asks,
     FaultKind.PERSON_RESERVES: _person_reserves,
     FaultKind.PERSON_REBOOTS: _person_reboots,
+    FaultKind.SCONTROL_REBOOT: _scontrol_reboot,
     FaultKind.USER_LIES: _user_lies,
     FaultKind.SPARES_EDITED: _spares_edited,
     FaultKind.SPARES_LENT: _spares_lent,

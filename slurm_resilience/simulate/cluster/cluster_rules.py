@@ -148,6 +148,24 @@ class ClusterRules:
                 # Slurm alone may have taken it out: to keep it out then is no mark.
                 self.breaker.out.add(name)
 
+    def reboot_asked(self, name: str, then: str) -> None:
+        """Take in that a person has Slurm reboot a node."""
+        self._note(f"a person has {name} rebooted by Slurm, nextstate={then or 'as before'}")
+        self.people.last_word[name] = self.people.slurm_reboots[name] = self._schedule.now
+
+    def reboot_over(self, name: str, is_taken_back: bool) -> None:
+        """Take in that such a reboot is over."""
+        self.people.slurm_reboots.pop(name, None)
+        if is_taken_back:
+            text = f"the reboot of {name} is taken back; a person asked for it"
+            self.break_rule(ClusterRule.PERSONS_NODE, text)
+
+    def _judge_reboot(self, name: str, act: str) -> None:
+        """Check that a node is not taken away while Slurm reboots it by the word of a person."""
+        if self.people.slurm_reboots.get(name, 1e18) < self._looked_at(name):
+            text = f"{name} is {act} while Slurm reboots it by the word of a person"
+            self.break_rule(ClusterRule.PERSONS_NODE, text)
+
     def job_lost(self, job: Job, node: str, author: str) -> None:
         if author != SRESCTLD or job.state != "RUNNING" or job.is_zombie:
             return
@@ -235,6 +253,8 @@ class ClusterRules:
         self._intents.add(intent)
         before, started = self._schedule.now - 3 * STALE_SECONDS, self._supervisors.started_at
         jobs = [job.id for job in self._slurm.jobs_on(name) if started[job.id] < before]
+        if not self.people.asks(name):
+            self._judge_reboot(name, "given to a reset of its GPUs")
         if jobs:
             self.break_rule(ClusterRule.RESET, f"{name} has job {jobs[0]}")
 
@@ -269,6 +289,7 @@ class ClusterRules:
                 self.break_rule(ClusterRule.MOST_PROGRAMS, text)
         if self.people.asks(name):
             return
+        self._judge_reboot(name, f"given to the program ({run.verb})")
         hold = self.people.hold(name)
         if hold is not None and hold.since < self._looked_at(name):
             self.break_rule(

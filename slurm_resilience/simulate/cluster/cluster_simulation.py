@@ -249,6 +249,8 @@ class SimCluster:
             self.note,
             self.rules.break_rule,
         )
+        if isinstance(self.slurm.power, SimPower):
+            self.slurm.power.people = self.rules
         self.slow_until = self.beaten_at = 0.0
         workload = Workload(self.schedule, self.slurm, supervisors, Random(f"{seed}/jobs"))
         workload.may_requeue = Random(f"{seed}/requeue").random() > 0.1

@@ -46,6 +46,8 @@ class PeoplesWords:
         """Nodes in a maintenance reservation, and since when."""
         self.rebooting: dict[str, float] = {}
         """Nodes that a person reboots without a word to Slurm, and since when."""
+        self.slurm_reboots: dict[str, float] = {}
+        """Nodes that Slurm reboots by the word of a person, and since when."""
         self.halt: OrderToHalt | None = None
         """The order to begin nothing more that stands."""
 

@@ -7,6 +7,7 @@ from collections import Counter
 from datetime import UTC, datetime
 from pathlib import Path
 from random import Random
+from typing import Protocol
 
 import msgspec
 
@@ -22,6 +23,18 @@ SUSPEND_SECONDS, RESUME_SECONDS = 10.0, 40.0
 """SuspendTimeout and ResumeTimeout."""
 _GOING_DOWN = frozenset({"POWER_DOWN", "POWERING_DOWN"})
 _REBOOTING = frozenset({"REBOOT_REQUESTED", "REBOOT_ISSUED"})
+
+
+class PeoplesReboots(Protocol):
+    """Is told of the reboots that people ask of Slurm."""
+
+    def reboot_asked(self, name: str, then: str) -> None:
+        """Take in that Slurm is to reboot a node, and the state that it is to have then."""
+        ...
+
+    def reboot_over(self, name: str, is_taken_back: bool) -> None:
+        """Take in that it is over, or that sresctld has taken it back."""
+        ...
 
 
 class SimPower:
@@ -44,6 +57,9 @@ class SimPower:
         """Power cycles and reboots of each node that have ended."""
         self._orders: dict[str, SimRun] = {}
         """The last order of sresctld for each node."""
+        self._peoples: dict[str, tuple[str, str]] = {}
+        """Reboots that people asked for: who, and the state that the node is to have then."""
+        self.people: PeoplesReboots | None = None
 
     # -- orders -------------------------------------------------------------------------------
 
@@ -71,11 +87,31 @@ class SimPower:
         self._slurm.write(node, node.base, node.flags | {"REBOOT_REQUESTED"}, reason, SRESCTLD)
         self._schedule.after(TURN_SECONDS, self._issue_reboot, node.name)
 
+    def reboot_by(self, author: str, node: Node, *, asap: bool, then: str, reason: str) -> None:
+        """Take a person's `scontrol reboot`. Slurm passes over a node that is rebooted already, or
+        powered off."""
+        if node.flags & _REBOOTING or node.is_powered_off_on_purpose or "POWER_UP" in node.flags:
+            return
+        name, flags = node.name, node.flags | {"REBOOT_REQUESTED"}
+        if asap and not node.is_drain:
+            then = then or "RESUME"
+            flags |= {"DRAIN"}
+            reason = reason or node.reason or "Reboot ASAP"
+        self._peoples[name] = author, then
+        if self.people is not None:
+            self.people.reboot_asked(name, then)
+        is_said = reason not in ("", node.reason, "Reboot ASAP")
+        by = author if is_said else SLURM
+        self._slurm.write(node, node.base, frozenset(flags), reason or node.reason, by)
+        self._schedule.after(TURN_SECONDS, self._issue_reboot, name)
+
     def cancel_reboot(self, node: Node) -> bool:
         """Take a reboot back; false: none was asked for, or it has begun."""
         is_asked = "REBOOT_REQUESTED" in node.flags
         if is_asked:
-            if self._host.watcher is not None:
+            if node.name in self._peoples:
+                self._ended(node.name, is_taken_back=True)
+            elif self._host.watcher is not None:
                 self._host.watcher.run_terminated(self._orders[node.name])
             self._flags(node.name, SRESCTLD, minus={"REBOOT_REQUESTED"})
             self._turns[node.name] += 1
@@ -92,9 +128,27 @@ class SimPower:
             self._flags(name, SLURM, minus={"POWERING_UP"})
             self._turns[name] += 1
         elif "REBOOT_ISSUED" in node.flags and rebooted:
-            reason = f"{node.reason} : reboot complete"
-            self._slurm.write(node, "DOWN", node.flags - _REBOOTING, reason, SLURM)
+            self._rebooted(node)
             self._turns[name] += 1
+
+    def _rebooted(self, node: Node) -> None:
+        """Have a node's reboot be over."""
+        author, then = self._peoples.get(node.name, (SRESCTLD, "DOWN"))
+        flags, reason = node.flags - _REBOOTING, _added_to(node.reason, "reboot complete")
+        if then == "RESUME":
+            flags -= {"DRAIN", "FAIL"}
+        if then == "DOWN":
+            self._slurm.write(node, "DOWN", flags, reason, SLURM)
+        elif flags & {"DRAIN", "FAIL"}:
+            self._slurm.write(node, "IDLE", flags, reason, SLURM)
+        else:
+            # In service by the word of the person who asked.
+            self._slurm.write(node, "IDLE", flags, "", author)
+        self._ended(node.name)
+
+    def _ended(self, name: str, is_taken_back: bool = False) -> None:
+        if self._peoples.pop(name, None) is not None and self.people is not None:
+            self.people.reboot_over(name, is_taken_back)
 
     # -- how Slurm carries them out -----------------------------------------------------------
 
@@ -142,8 +196,11 @@ class SimPower:
         node = self._of(name)
         if self._waits(self._issue_reboot, name) or "REBOOT_REQUESTED" not in node.flags:
             return
+        if name in self._peoples and self._slurm.jobs_on(name):
+            self._schedule.after(TURN_SECONDS, self._issue_reboot, name)
+            return
         flags = (node.flags - {"REBOOT_REQUESTED"}) | {"REBOOT_ISSUED"}
-        self._slurm.write(node, "DOWN", flags, f"{node.reason} : reboot issued", SLURM)
+        self._slurm.write(node, "DOWN", flags, _added_to(node.reason, "reboot issued"), SLURM)
         machine = self._machines[name]
         is_done = machine.lives and self._random.choice(self._host.manners) is not Manner.FAILS
         if is_done:
@@ -155,8 +212,9 @@ class SimPower:
         if "REBOOT_ISSUED" not in node.flags or self._turns[name] != turn:
             return
         self._turns[name] += 1
-        reason = f"{node.reason} : reboot timed out"
+        reason = _added_to(node.reason, "reboot timed out")
         self._slurm.write(node, "DOWN", node.flags - _REBOOTING, reason, SLURM)
+        self._ended(name)
 
     def _waits(self, act: object, name: str) -> bool:
         """Tell whether slurmctld is away; then it goes on when it is back."""
@@ -187,3 +245,8 @@ class SimPower:
         if self._host.watcher is not None:
             self._host.watcher.run_started(run)
         run.lives = False
+
+
+def _added_to(reason: str, note: str) -> str:
+    """Return a Reason with what Slurm adds to it."""
+    return f"{reason} : {note}" if reason else note

@@ -117,6 +117,10 @@ class PowerOrders(Protocol):
         """Take a reboot."""
         ...
 
+    def reboot_by(self, author: str, node: Node, *, asap: bool, then: str, reason: str) -> None:
+        """Take a person's reboot."""
+        ...
+
     def cancel_reboot(self, node: Node) -> bool:
         """Take a reboot back; false: there is none to take back."""
         ...
@@ -380,6 +384,14 @@ class SimSlurm:
             self._set_node(self.entries[name], word, reason, author)
         self._end_completing()
         self._fill()
+
+    def reboot_by(
+        self, author: str, name: str, *, asap: bool = False, then: str = "", reason: str = ""
+    ) -> None:
+        """Reboot a node as a person's `scontrol reboot [ASAP] [nextstate=…] [reason=…]` does; where
+        no RebootProgram is set Slurm refuses."""
+        if self.power is not None:
+            self.power.reboot_by(author, self._find(name), asap=asap, then=then, reason=reason)
 
     def put(self, node: Node) -> None:
         """Set a node to anything at all."""

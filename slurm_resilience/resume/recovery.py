@@ -270,7 +270,7 @@ class Recovery:
         """
         allocation = self._context.allocation
         allocation.left_nodes.update(chosen.leave)
-        suspected = cause.kind == "program" and bool(chosen.leave)
+        suspected = _is_suspected(cause, chosen)
         if suspected:
             allocation.suspects.update(chosen.leave)
         if chosen.kind == "relaunch":
@@ -311,7 +311,7 @@ class Recovery:
         context, allocation = self._context, self._context.allocation
         companion.release_unused(allocation, chosen.nodes)
         self._give_back(chosen.leave)
-        suspected = cause.kind == "program" and bool(chosen.leave)
+        suspected = _is_suspected(cause, chosen)
         got = companion.obtain(
             allocation,
             chosen.take,
@@ -353,3 +353,8 @@ class Recovery:
         context.events.write("requeue", reason=chosen.reason)
         companion.release_all(context.allocation)
         requeue(context.allocation, context.link, context.wake, reason, context.limits.requeue_wait)
+
+
+def _is_suspected(cause: Cause, chosen: Plan) -> bool:
+    """Return whether nodes are left on which the program failed, though nothing marks them."""
+    return cause.kind == "program" and bool(chosen.leave)

@@ -21,12 +21,12 @@ from slurm_resilience.resume.decide.task_ends import (
     first_failure,
     parse,
 )
+from slurm_resilience.resume.facing_socket import open_facing
 
 BUFFER_BYTES = 4 * 1024 * 1024
 """For the ends of all tasks of a large step within one moment; the kernel may give less."""
 MOST_NODES = 65536
 MOST_TASKS = 1_000_000
-PORT_TRIES = 20
 
 
 class StepReports:
@@ -128,7 +128,6 @@ class TaskReports:
         self._lock = threading.Lock()
         self._of_token: dict[str, StepReports] = {}
         self._socket: socket.socket | None = None
-        self._own_address = ""
 
     def expect(self, node_address: str, on_news: Callable[[], None]) -> StepReports:
         """Return the reports of an srun that is about to be started.
@@ -140,54 +139,16 @@ class TaskReports:
         with self._lock:
             if self._socket is None:
                 with contextlib.suppress(OSError):
-                    self._open(node_address)
+                    self._socket = open_facing(
+                        node_address, self._ports, BUFFER_BYTES, self._receive, "reports"
+                    )
             if self._socket is None:
                 return StepReports("", on_news)
             token = os.urandom(16).hex()
-            port = self._socket.getsockname()[1]
-            reports = StepReports(f"{token},{port},{self._own_address}", on_news)
+            own_address, port = self._socket.getsockname()[:2]
+            reports = StepReports(f"{token},{port},{own_address}", on_news)
             self._of_token[token] = reports
         return reports
-
-    def _open(self, node_address: str) -> None:
-        # As bytes: for text Python loads its tables of foreign scripts, and the step waits.
-        found = socket.getaddrinfo(node_address.encode(), 1, type=socket.SOCK_DGRAM)
-        family, *_, address = found[0]
-        with socket.socket(family, socket.SOCK_DGRAM) as probe:
-            # Nothing is sent: this asks which of our addresses faces the node.
-            probe.connect(address)
-            own_address = probe.getsockname()[0]
-        listening = socket.socket(family, socket.SOCK_DGRAM)
-        try:
-            listening.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, BUFFER_BYTES)
-            self._bind(listening, own_address)
-        except OSError:
-            listening.close()
-            raise
-        self._own_address = own_address
-        self._socket = listening
-        threading.Thread(
-            target=self._receive, args=(listening,), name="reports", daemon=True
-        ).start()
-
-    def _bind(self, listening: socket.socket, own_address: str) -> None:
-        """Bind to a port that is free, and allowed.
-
-        Raises:
-            OSError: none is.
-        """
-        if not self._ports:
-            listening.bind((own_address, 0))
-            return
-        # Late: few sites limit them, and no step waits for what it does not need.
-        import random
-
-        # No secret: only that two supervisors seldom try the same port first.
-        for port in random.sample(self._ports, min(PORT_TRIES, len(self._ports))):
-            with contextlib.suppress(OSError):
-                listening.bind((own_address, port))
-                return
-        raise OSError("no free port")
 
     def _receive(self, listening: socket.socket) -> None:
         while True:

@@ -220,7 +220,22 @@ def test_what_people_see() -> None:
     assert (pool["size"], pool["kept"], pool["missing"]) == (1, ["n1"], 0)
     wrong = Config(spares={"mian": SparePoolSettings(nodes=1)})
     unknown = spares_view(snapshot, diagnose(snapshot, wrong), wrong)
-    assert unknown[0]["why"] == "Slurm has no node in a partition mian"
+    assert unknown[0]["why"] == "Slurm has no node in a partition mian; did you mean main?"
+    other = Config(spares={"gpu": SparePoolSettings(nodes=1)})
+    unknown = spares_view(snapshot, diagnose(snapshot, other), other)
+    assert unknown[0]["why"] == "Slurm has no node in a partition gpu"
+
+
+@pytest.mark.parametrize("left", [(), ("n2",), ("n1", "n3")])
+def test_of_a_held_pool_people_see_what_slurm_keeps(left: tuple[str, ...]) -> None:
+    """A person has deleted the reservation, or changed its nodes."""
+    held = kept("n1", "n2", state=PoolState.HELD, why="it was deleted")
+    snapshot = seen(*left, pool=held)
+    (pool,) = spares_view(snapshot, diagnose(snapshot, SETTINGS), SETTINGS)
+    assert (pool["kept"], pool["missing"]) == ([*left], 2 - len(left))
+    unread = seen(pool=held, reservations=None)
+    (pool,) = spares_view(unread, diagnose(unread, SETTINGS), SETTINGS)
+    assert pool["kept"] == ["n1", "n2"]
 
 
 names = st.lists(st.sampled_from([f"n{i}" for i in range(12)]), unique=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -37,9 +38,10 @@ def _pool_view(
     settings = config.spares.get(pool.partition)
     there = sum(pool.partition in node.partitions for node in snapshot.nodes.values())
     size = size_of(settings, there) if settings is not None else 0
+    names = _held_nodes(snapshot, pool) if pool.state is PoolState.HELD else pool.nodes
     ready = [
         name
-        for name in pool.nodes
+        for name in names
         if name in snapshot.nodes
         and snapshot.nodes[name].is_available
         and not snapshot.nodes[name].has_work
@@ -52,7 +54,7 @@ def _pool_view(
         "reservation": pool.name,
         "size": size,
         "kept": ready,
-        "coming": [name for name in pool.nodes if name in snapshot.incidents],
+        "coming": [name for name in names if name in snapshot.incidents],
         "given": [
             {"job": gift.job, "nodes": list(gift.spares), "state": gift.state.value}
             for gift in snapshot.memory.spares.open_gifts
@@ -63,18 +65,33 @@ def _pool_view(
     }
 
 
+def _held_nodes(snapshot: ClusterSnapshot, pool: SparePool) -> tuple[str, ...]:
+    """Return the nodes of a reservation as a person has left it: none where it was deleted."""
+    shown = snapshot.site.reservations
+    if shown is None:
+        return pool.nodes
+    return next((one.nodes for one in shown if one.name == pool.name), ())
+
+
 def _why(snapshot: ClusterSnapshot, pool: SparePool, there: int, missing: int) -> str:
     if pool.state is PoolState.HELD:
         return f"{pool.why}; {RESUME}"
     if snapshot.site.reservations is None:
         return "Slurm's reservations could not be read: nothing is changed"
     if there == 0:
-        return f"Slurm has no node in a partition {pool.partition}"
+        return f"Slurm has no node in a partition {pool.partition}{_nearest(snapshot, pool)}"
     if pool.refused_at:
         return f"Slurm refused: {pool.why}; it is asked again"
     if missing and pool.state in (PoolState.KEPT, PoolState.ABSENT):
         return "no more nodes are idle, sound and in no reservation"
     return ""
+
+
+def _nearest(snapshot: ClusterSnapshot, pool: SparePool) -> str:
+    """Return the name that `[spares.X]` may have been meant for, as a question; empty: none."""
+    known = {name for node in snapshot.nodes.values() for name in node.partitions}
+    near = difflib.get_close_matches(pool.partition, sorted(known), n=1)
+    return f"; did you mean {near[0]}?" if near else ""
 
 
 def spare_alarms(snapshot: ClusterSnapshot, config: Config) -> Iterator[RaiseAlarm]:

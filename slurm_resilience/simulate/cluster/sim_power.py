@@ -155,7 +155,9 @@ class SimPower:
     def _suspend(self, name: str) -> None:
         if self._waits(self._suspend, name) or "POWER_DOWN" not in self._of(name).flags:
             return
-        self._flags(name, SLURM, plus={"POWERING_DOWN"}, minus={"POWER_DOWN"})
+        # A reboot is over by that.
+        self._flags(name, SLURM, plus={"POWERING_DOWN"}, minus={"POWER_DOWN", *_REBOOTING})
+        self._ended(name)
         if self._random.choice(self._host.manners) is not Manner.FAILS:
             self._machines[name].power_off()
         self._schedule.after(SUSPEND_SECONDS, self._off, name)

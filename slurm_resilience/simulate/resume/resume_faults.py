@@ -163,7 +163,9 @@ class ResumeFaults:
         for step in self._world.steps.values():
             for task in step.living():
                 if task.node == name:
-                    self._world.end_task(step, task, self._world.random.choice((139, 137, 1)))
+                    self._world.step_life.end_task(
+                        step, task, self._world.random.choice((139, 137, 1))
+                    )
                     return
 
     def hangs(self, name: str, seconds: float) -> None:
@@ -235,7 +237,7 @@ class ResumeFaults:
             # A failure counts for all parts of an attempt, as it does within one step.
             first_failure = step.first_failure if step.srun.keeps_running else failed
             told_before = step.end_is_told
-            world.kill_step(step, "***")
+            world.step_life.kill(step, "***")
             told = step.end_is_told and not told_before and not step.ordered
             believed = self._is_believed(step, first_failure, told)
             is_heard = told or not step.first_failure

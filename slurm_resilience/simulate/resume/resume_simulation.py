@@ -476,7 +476,7 @@ class ResumeRun:
         world = self.world
         world.seen.is_over = True
         for step in list(world.steps.values()):
-            world.kill_step(step, "")  # Slurm does that to a step whose srun is gone
+            world.step_life.kill(step, "")  # Slurm does that to a step whose srun is gone
         world.schedule.run(max(world.schedule.now, FAULTS_SECONDS))
         world.schedule.run(max(world.schedule.now, world.books.slurmctld_back) + 1.0)
         self._let_companions_end()

@@ -13,6 +13,7 @@ from slurm_resilience.simulate.resume.sim_companions import SimCompanions
 from slurm_resilience.simulate.resume.sim_nodes import SimStep, SimTask
 from slurm_resilience.simulate.resume.sim_program import SimProgram
 from slurm_resilience.simulate.resume.sim_srun import SimSrun
+from slurm_resilience.simulate.resume.sim_step_life import StepLife
 from slurm_resilience.simulate.resume.sim_steps import SimSteps
 from slurm_resilience.simulate.resume.sim_thread import SimThread
 from slurm_resilience.simulate.resume.sim_training import LivingProgram, SimTraining
@@ -118,6 +119,7 @@ class JobBooks:
     answers_well: float = 0.0
     """When it loses, refuses and delays nothing any more."""
     companions: SimCompanions = field(init=False)
+    step_life: StepLife = field(init=False)
 
 
 @dataclass

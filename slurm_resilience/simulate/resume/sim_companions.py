@@ -111,7 +111,7 @@ class SimCompanions:
             if step.srun.allocation == number:
                 lost = {n for n in step.nodes if world.nodes[n].contact is not NodeContact.FINE}
                 step.lost_nodes.update(lost)
-                world.kill_step(step, "***")
+                world.step_life.kill(step, "***")
 
     def lost_node(self, name: str) -> None:
         """End the companion of a node that Slurm has set DOWN, unless it is to go on without it."""
@@ -128,7 +128,7 @@ class SimCompanions:
                 if step.srun.allocation == companion.id and name in step.nodes:
                     step.srun.says(f"srun: error: Node failure on {name}")
                     step.lost_nodes.add(name)
-                    world.kill_step(step, "")
+                    world.step_life.kill(step, "")
 
     def look(self) -> None:
         """Check that each one ends with the run of the job that has asked for it."""

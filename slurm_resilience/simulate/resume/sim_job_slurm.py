@@ -144,9 +144,9 @@ class SimJobSlurm:
             if known is None:
                 return
             if signal == "TERM":
-                self._world.terminate_step(known)
+                self._world.step_life.terminate(known)
             else:
-                self._world.kill_step(known, "***")
+                self._world.step_life.kill(known, "***")
 
         known = self._world.steps.get(step)
         if known is not None:

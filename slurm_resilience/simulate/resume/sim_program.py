@@ -62,7 +62,7 @@ class SimProgram:
         if bad:
             world.seen.budget.disturb()
             code = 128 + world.nodes[bad[0][1].node].eats_by
-            world.schedule.after(SICK_CRASH_SECONDS, world.end_task, *bad[0], code)
+            world.schedule.after(SICK_CRASH_SECONDS, world.step_life.end_task, *bad[0], code)
         self._checkpoint_later(step)
         world.progress.steps.begin(world, step)
 
@@ -110,7 +110,7 @@ class SimProgram:
             self.program_ended_well(all(s.srun.running for s in steps))
             world.progress.ended_steps = steps
             for part, task in self.all_living(step):
-                world.end_task(part, task, 0)
+                world.step_life.end_task(part, task, 0)
 
     def program_ended_well(self, srun_saw_it: bool, late_tasks: Sequence[SimTask] = ()) -> None:
         """Note that the program has done all of its work, but for what comes after a training.
@@ -155,11 +155,11 @@ class SimProgram:
         if not ending and self.is_whole(step):
             world.seen.budget.failed_by_bug(world.schedule.now)
             chosen = world.random.choice(self.all_living(step))
-            world.end_task(*chosen, world.site.program.fails_with)
+            world.step_life.end_task(*chosen, world.site.program.fails_with)
 
     def _fail(self, step: SimStep, code: int) -> None:
         world = self._world
         living = self.all_living(step)
         world.seen.budget.disturb()
         if living:
-            world.end_task(*world.random.choice(living), code)
+            world.step_life.end_task(*world.random.choice(living), code)

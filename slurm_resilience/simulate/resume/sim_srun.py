@@ -25,7 +25,7 @@ class SimSrunProcess:
 
     def send_signal(self, number: int) -> None:
         """Take a signal."""
-        self._world.srun_signalled(self._srun, number)
+        self._world.step_life.srun_signalled(self._srun, number)
 
 
 class NoLog:

@@ -234,10 +234,12 @@ class SimTraining:
         world, program = self.world, self.world.site.program
         if program.fails_at is not None and task.number == 0:
             later = program.fails_at + 20.0
-            world.schedule.after(later, world.end_task, step, task, program.fails_with)
+            world.schedule.after(later, world.step_life.end_task, step, task, program.fails_with)
         if world.random.random() < program.crashes / 4:
             later = world.random.uniform(1.0, 600.0)
-            world.schedule.after(later, world.end_task, step, task, world.random.choice((139, 1)))
+            world.schedule.after(
+                later, world.step_life.end_task, step, task, world.random.choice((139, 1))
+            )
 
     def _connect(self, rank: SimRank) -> None:
         world, schedule = self.world, self.world.schedule
@@ -286,7 +288,7 @@ class SimTraining:
 
     def _exit_later(self, rank: SimRank, code: int) -> None:
         later = self.world.random.uniform(0.0, 3.0)
-        self.world.schedule.after(later, self.world.end_task, rank.step, rank.task, code)
+        self.world.schedule.after(later, self.world.step_life.end_task, rank.step, rank.task, code)
 
     # -- worlds -------------------------------------------------------------------------------
 
@@ -387,13 +389,13 @@ class SimTraining:
         """Have a rank leave a training that is over, and go on with what comes after it."""
         self._show(rank, False)
         if rank.task is not late:
-            self.world.end_task(rank.step, rank.task, 0)
+            self.world.step_life.end_task(rank.step, rank.task, 0)
             return
         program, schedule = self.program, self.world.schedule
         if program.late_loss is not None:
             schedule.after(program.late_loss, self.world.progress.strike_node, late.node)
         schedule.after(
-            program.late_seconds, self.world.end_task, rank.step, late, program.late_code
+            program.late_seconds, self.world.step_life.end_task, rank.step, late, program.late_code
         )
 
     # -- how ranks go -------------------------------------------------------------------------

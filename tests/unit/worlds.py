@@ -8,6 +8,7 @@ from typing import Any
 import msgspec
 
 from slurm_resilience.config import Config
+from slurm_resilience.controller import actions as act
 from slurm_resilience.controller.calm.agent_views import AgentPresence, AgentView
 from slurm_resilience.controller.decide.decision import Decision, decide
 from slurm_resilience.controller.decide.labelling import labels_for
@@ -201,3 +202,15 @@ def dead(name: str = "n1", **more: Any) -> dict[str, Any]:
         "agents": (agent(name, silence=silence),),
         "probes": {name: probes("silent", "silent")},
     } | more
+
+
+SICK = agent(findings=(finding(),))
+MARKED = node(state="IDLE+FAIL", reason=REPLACE)
+EMPTY = incident(state=NodeState.EMPTY, attempts=1)
+WAITING = {"silent_for": 300.0, "program": ("replace-node",)}
+
+
+def advance(seen: ClusterSnapshot, settings: Any = CONFIG) -> act.Transition:
+    """Return the one event that is decided."""
+    (found,) = actions(seen, act.Transition, settings)
+    return found  # type: ignore[no-any-return]

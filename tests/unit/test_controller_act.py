@@ -27,7 +27,7 @@ from slurm_resilience.controller.observe import Blind, ClusterSnapshot, SiteFact
 from slurm_resilience.controller.probe import Answer, Prober, ProbeResult
 from slurm_resilience.controller.registry import Registry, SupervisorRoll
 from slurm_resilience.errors import SlurmError
-from slurm_resilience.model import REPLACE, Node
+from slurm_resilience.model import REBOOT, REPLACE, RESET, Node
 from slurm_resilience.replace import program
 from slurm_resilience.replace.repair_order import Run
 from slurm_resilience.wire.messages import Evidence, Message
@@ -1006,3 +1006,30 @@ def test_a_dead_node_that_beats_again_while_it_is_closed_is_not_set_down(
     node = sresctld.slurm.node("n3")
     assert node.is_fail and not node.is_down and node.requested_action == REPLACE
     assert sresctld.incident.state is NodeState.SET_ASIDE
+
+
+@pytest.mark.parametrize(
+    ("reason", "is_asked"),
+    [
+        (RESET, True),
+        (f"{RESET} : reboot issued : reboot complete", True),
+        (f"{RESET} : vendor on site", False),
+        (REPLACE, False),
+    ],
+)
+def test_the_next_repair_is_asked_for_behind_what_slurm_has_added(
+    sresctld: Controller, reason: str, is_asked: bool
+) -> None:
+    """Slurm adds to our Reason where a person has it reboot the node; a person's word stands."""
+    journal, name = sresctld.journal, "n1"
+    known = journal.open_incident(name, NodeEvent.DETECTED, "sick", RESET, "xid", 1.0)
+    for event in (NodeEvent.MARKED, NodeEvent.EMPTIED, NodeEvent.REPLACING):
+        journal.apply(known.id, event, "", 1.0)
+    sresctld.slurm.set_node([name], state="fail", reason=reason)
+    seen = sresctld.observe()
+    assert isinstance(seen, ClusterSnapshot)
+    failed = NodeEvent.REPLACEMENT_FAILED
+    sresctld.actor.act(seen, [actions.Transition(name, known.id, failed, "", 1.0, REBOOT)], ())
+    asked = REBOOT if is_asked else reason
+    assert sresctld.slurm.node(name).reason == asked
+    assert sresctld.incident.action == (REBOOT if is_asked else RESET)

@@ -40,7 +40,7 @@ from slurm_resilience.controller.spares import gift_plan, pool_plan
 from slurm_resilience.controller.spares.pool_lifecycle import PoolEvent
 from slurm_resilience.controller.spares.pool_records import MovePool, SparePool
 from slurm_resilience.errors import UsageError
-from slurm_resilience.model import Node
+from slurm_resilience.model import ACTIONS, Node
 from slurm_resilience.replace.replacers import Replacers
 from slurm_resilience.simulate.cluster import cluster_faults
 from slurm_resilience.simulate.cluster.cluster_campaign import CONTROLLER_CAMPAIGN, kinds_of
@@ -86,6 +86,11 @@ PINNED: dict[int, str] = {
     1005113: "three alarms of spares, each for an act of a person, counted as a flood",
     2001250: "a sresd that was stopped for an upgrade was expected on the node's next boot",
     2001502: "a job that ended for good, beside dead nodes, counted as one that begins again",
+    30000044: "a program was started on a node that Slurm rebooted for a person",
+    30000050: "after a person's reboot the repair that comes next was never asked for",
+    30000003: "what Slurm notes of a person's reboot was taken for a request",
+    30000157: "a reboot that Slurm had not begun stood on a node that it powered down",
+    30000147: "the reason of a person's reboot was taken for an old one",
     8001084: "all nodes of the cluster stayed silent, and one of them was to be replaced before",
     8001207: "after minutes in which no node was heard, those that stayed dead were probed rarely",
     8400388: "a companion's node died, and the rule counted the main job's own nodes only",
@@ -243,6 +248,12 @@ _towards_repair = node_events._towards_repair
 def towards_repair_under_jobs(snapshot: Any, config: Any, incident: Any, seen: Node) -> Any:
     idle = msgspec.structs.replace(seen, base="IDLE", flags=seen.flags - {"COMPLETING"})
     return _towards_repair(snapshot, config, incident, idle)
+
+
+def asked_for_with_notes(node: Node) -> str:
+    """Take the words before Slurm's note of a reboot for what a person asks for."""
+    words, _, note = node.reason.partition(" : ")
+    return words if words in ACTIONS and (not note or note.startswith("reboot")) else ""
 
 
 def take_any_nodes(snapshot: Any, pool: SparePool, seen: Reservation) -> Iterator[MovePool]:
@@ -594,6 +605,16 @@ MUTATIONS: dict[str, tuple[ClusterRule, tuple[FaultKind, ...], tuple[Patch, ...]
         ClusterRule.POOL_FULL,
         (Kind.SPARES_RESERVED,),
         ((decision, "pools", lambda *_: iter(())),),
+    ),
+    "a program starts while Slurm reboots the node": (
+        ClusterRule.PERSONS_NODE,
+        (Kind.SCONTROL_REBOOT, Kind.POWER),
+        ((Node, "is_being_rebooted", False),),
+    ),
+    "what Slurm notes of a reboot is taken for a request": (
+        ClusterRule.LIVING_NODE,
+        (Kind.SCONTROL_REBOOT, Kind.SICK_REBOOT),
+        ((Node, "requested_action", property(asked_for_with_notes)),),
     ),
     "any user speaks for any job": (
         ClusterRule.NOT_ITS_OWN,

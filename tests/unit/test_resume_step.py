@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from slurm_resilience.clock import SystemClock
-from slurm_resilience.resume.srun.stderr_reader import SLACK_SECONDS
+from slurm_resilience.resume.srun.stderr_reader import SLACK_SECONDS, StderrReader
 from slurm_resilience.resume.srun.step import SrunStep, end_step
 from slurm_resilience.resume.task_labels import TaskNumbers
 from slurm_resilience.slurm.client import StepInfo
@@ -331,3 +331,15 @@ def test_the_users_open_files_are_handed_on() -> None:
     assert os.read(source, 10) == b"x\n"
     os.close(source)
     os.close(sink)
+
+
+def test_what_was_told_can_be_gone_through_while_more_is_told() -> None:
+    """The supervisor looks as soon as it hears of something, and the next lines come meanwhile."""
+    reader = StderrReader()
+    reader.read(f"{CANCELLED} DUE TO TIME LIMIT ***\nsrun: error: Node failure on n1\n".encode())
+    names = ("cancelled_steps", "timed_out_steps", "failed_nodes")
+    looks = [iter(getattr(reader, name)) for name in names]
+    other = CANCELLED.replace("8.0", "8.1")
+    reader.read(f"{other} DUE TO TIME LIMIT ***\nsrun: error: Node failure on n2\n".encode())
+    assert [list(look) for look in looks] == [["8.0"], ["8.0"], ["n1"]]
+    assert [len(getattr(reader, name)) for name in names] == [2, 2, 2]

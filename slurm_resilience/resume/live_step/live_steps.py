@@ -254,8 +254,7 @@ class LiveSteps:
     def failed_nodes(self) -> Iterator[tuple[str, set[int]]]:
         """Yield nodes that Slurm gave up, with the seats that the step still has."""
         for srun in self:
-            # A copy: the set grows in another thread.
-            for node in tuple(srun.step.failed_nodes):
+            for node in srun.step.failed_nodes:
                 yield node, self._seats.held_by(srun.number)
 
     def lose_node(self, numbers: Sequence[int], dead_address: str) -> None:

@@ -72,15 +72,19 @@ class SrunReport(Flag):
 
 
 class StderrReader:
-    """All that the standard error of one srun has told so far."""
+    """All that the standard error of one srun has told so far.
+
+    One thread reads; others look at what it found, also while they go through a set of it: each of
+    these is exchanged, never changed.
+    """
 
     def __init__(self) -> None:
         self.report = SrunReport.NOTHING
-        self.cancelled_steps: set[str] = set()
+        self.cancelled_steps: frozenset[str] = frozenset()
         """Slurm ended these steps for a person, or at their time limit: ours, and any that a task
         prints of."""
-        self.timed_out_steps: set[str] = set()
-        self.failed_nodes: set[str] = set()
+        self.timed_out_steps: frozenset[str] = frozenset()
+        self.failed_nodes: frozenset[str] = frozenset()
         """Slurm gave these nodes up while the step ran."""
         self.ended_tasks: list[EndedTasks] = []
         self.ended_before_abort: int | None = None
@@ -149,16 +153,16 @@ class StderrReader:
         for line in re.finditer(_CANCELLED, text):
             if len(self.cancelled_steps) < _MOST_STEPS:
                 name = line["step"].decode("utf-8", "replace")
-                self.cancelled_steps.add(name)
+                self.cancelled_steps |= {name}
                 if line["why"] == b"DUE TO TIME LIMIT":
-                    self.timed_out_steps.add(name)
+                    self.timed_out_steps |= {name}
 
     def _read_lines(self, lines: bytes) -> bool:
         if re.search(_CAUSE, lines):
             self.report |= SrunReport.CAUSE
         failures, ended = re.findall(_NODE_FAILURE, lines), re.findall(_TASK_ENDED, lines)
         for nodes in failures:
-            self.failed_nodes.update(_expanded(nodes))
+            self.failed_nodes |= frozenset(_expanded(nodes))
         for nodes, tasks, how in ended:
             numbers = tuple(int(name[1:]) for name in _expanded(b"t[" + tasks + b"]"))
             self.ended_tasks.append(

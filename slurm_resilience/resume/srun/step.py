@@ -223,7 +223,7 @@ class SrunStep:
         return SrunReport.FORCED in self._stderr.report
 
     @property
-    def failed_nodes(self) -> set[str]:
+    def failed_nodes(self) -> frozenset[str]:
         """Return the nodes that Slurm gave up while the step ran."""
         return self._stderr.failed_nodes
 

@@ -68,9 +68,9 @@ class StepSet:
         return any(part.aborted for part in self.parts)
 
     @property
-    def failed_nodes(self) -> set[str]:
+    def failed_nodes(self) -> frozenset[str]:
         """Return the nodes that Slurm gave up while the attempt ran."""
-        return {name for part in self.parts for name in part.failed_nodes}
+        return frozenset(name for part in self.parts for name in part.failed_nodes)
 
     @property
     def ended_tasks(self) -> list[EndedTasks]:

@@ -415,7 +415,7 @@ def test_slurm_gives_up_a_node_that_could_not_be_left(site: Site) -> None:
     site.verdict("n2", "sick")
     assert judged.wait(30)
     assert "noticed" not in site.events()
-    site.first.failed_nodes.add("n2")
+    site.first._stderr.failed_nodes |= {"n2"}
     site.wake.set()
     site.wait(lambda: ("find", "n2", True) in site.watched.told)
     site.outcome(0)
@@ -458,7 +458,7 @@ def test_a_second_node_that_dies_after_the_training_is_not_waited_for(
     if told_by == "sresctld":
         site.verdict("n3", "dead")
     elif told_by == "srun":
-        site.first.failed_nodes.add("n3")
+        site.first._stderr.failed_nodes |= {"n3"}
         site.wake.set()
     else:
         site.slurm.set_node(["n3"], state="down", reason="Not responding")
@@ -480,14 +480,14 @@ def test_an_srun_that_ends_by_itself_has_told_of_each_task_that_failed(
     if given_up:
         # In the moment in which srun ends: its task there was lost before.
         site.live._steps.work_on = lambda seats: False  # type: ignore[method-assign]
-        site.first.failed_nodes.add("n3")
+        site.first._stderr.failed_nodes |= {"n3"}
     (site.folder / "end.first").write_text("1\n")
     finish_srun(site, 0)
     assert site.end is not None and bool(site.end.code) is given_up
 
 
 def test_a_new_machine_of_a_lost_node_s_name_is_not_that_node(site: Site) -> None:
-    site.first.failed_nodes.add("n2")
+    site.first._stderr.failed_nodes |= {"n2"}
     lose_n2(site)
     site.slurm.set_node(["n2"], state="resume")
     site.slurm.refusals.clear()

@@ -7,7 +7,7 @@ from collections import Counter
 from datetime import UTC, datetime
 from pathlib import Path
 from random import Random
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import msgspec
 
@@ -23,6 +23,17 @@ SUSPEND_SECONDS, RESUME_SECONDS = 10.0, 40.0
 """SuspendTimeout and ResumeTimeout."""
 _GOING_DOWN = frozenset({"POWER_DOWN", "POWERING_DOWN"})
 _REBOOTING = frozenset({"REBOOT_REQUESTED", "REBOOT_ISSUED"})
+
+
+class _PersonsReboot(NamedTuple):
+    """A reboot that a person asked Slurm for."""
+
+    author: str
+    then: str
+    """The state that the node is to have after it; empty: as before."""
+    drains: bool = False
+    """It was drained by this: ASAP."""
+    reason: str = ""
 
 
 class PeoplesReboots(Protocol):
@@ -57,8 +68,7 @@ class SimPower:
         """Power cycles and reboots of each node that have ended."""
         self._orders: dict[str, SimRun] = {}
         """The last order of sresctld for each node."""
-        self._peoples: dict[str, tuple[str, str]] = {}
-        """Reboots that people asked for: who, and the state that the node is to have then."""
+        self._peoples: dict[str, _PersonsReboot] = {}
         self.people: PeoplesReboots | None = None
 
     # -- orders -------------------------------------------------------------------------------
@@ -93,16 +103,17 @@ class SimPower:
         if node.flags & _REBOOTING or node.is_powered_off_on_purpose or "POWER_UP" in node.flags:
             return
         name, flags = node.name, node.flags | {"REBOOT_REQUESTED"}
-        if asap and not node.is_drain:
-            then = then or "RESUME"
+        drains = asap and not node.is_drain
+        if drains:
             flags |= {"DRAIN"}
-            reason = reason or node.reason or "Reboot ASAP"
-        self._peoples[name] = author, then
+            then = then or "RESUME"
+        order = self._peoples[name] = _PersonsReboot(author, then, drains, reason)
         if self.people is not None:
             self.people.reboot_asked(name, then)
-        is_said = reason not in ("", node.reason, "Reboot ASAP")
-        by = author if is_said else SLURM
-        self._slurm.write(node, node.base, frozenset(flags), reason or node.reason, by)
+        words = reason or node.reason or ("Reboot ASAP" if drains else "reboot requested")
+        is_out = node.is_down or bool(flags & {"DRAIN", "FAIL"})
+        by = order.author if reason and is_out else SLURM
+        self._slurm.write(node, node.base, frozenset(flags), words, by)
         self._schedule.after(TURN_SECONDS, self._issue_reboot, name)
 
     def cancel_reboot(self, node: Node) -> bool:
@@ -132,18 +143,20 @@ class SimPower:
             self._turns[name] += 1
 
     def _rebooted(self, node: Node) -> None:
-        """Have a node's reboot be over."""
-        author, then = self._peoples.get(node.name, (SRESCTLD, "DOWN"))
-        flags, reason = node.flags - _REBOOTING, _added_to(node.reason, "reboot complete")
-        if then == "RESUME":
-            flags -= {"DRAIN", "FAIL"}
-        if then == "DOWN":
+        """Have a node's reboot be over, as 22.05 does: what ASAP has drained is drained no more,
+        and FAIL stays."""
+        order = self._peoples.get(node.name, _PersonsReboot(SRESCTLD, "DOWN"))
+        flags, reason = node.flags - _REBOOTING, node.reason
+        if order.drains or order.then == "RESUME":
+            flags -= {"DRAIN"}
+        if order.then == "DOWN":
+            reason = _added_to(reason, "reboot complete")
             self._slurm.write(node, "DOWN", flags, reason, SLURM)
         elif flags & {"DRAIN", "FAIL"}:
             self._slurm.write(node, "IDLE", flags, reason, SLURM)
         else:
             # In service by the word of the person who asked.
-            self._slurm.write(node, "IDLE", flags, "", author)
+            self._slurm.write(node, "IDLE", flags, "", order.author)
         self._ended(node.name)
 
     def _ended(self, name: str, is_taken_back: bool = False) -> None:
@@ -202,7 +215,11 @@ class SimPower:
             self._schedule.after(TURN_SECONDS, self._issue_reboot, name)
             return
         flags = (node.flags - {"REBOOT_REQUESTED"}) | {"REBOOT_ISSUED"}
-        self._slurm.write(node, "DOWN", flags, _added_to(node.reason, "reboot issued"), SLURM)
+        order = self._peoples.get(name)
+        # Out of service from now on, for a person's reason, if one was given and stands.
+        is_theirs = order is not None and order.reason != "" and order.reason == node.reason
+        by = order.author if order is not None and is_theirs else SLURM
+        self._slurm.write(node, "DOWN", flags, _added_to(node.reason, "reboot issued"), by)
         machine = self._machines[name]
         is_done = machine.lives and self._random.choice(self._host.manners) is not Manner.FAILS
         if is_done:

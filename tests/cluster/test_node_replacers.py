@@ -171,3 +171,22 @@ def test_a_sick_node_is_rebooted_by_slurm_and_then_left_to_a_person(
     lab.start_daemon("slurmctld")
     wait_for(lambda: comment(lab) == labelled, 90, "the labels outlive slurmctld")
     assert REBOOT not in lab.run(["scontrol", "show", "node", "n2", "-o"]).stdout
+
+
+def test_a_node_that_a_person_reboots_by_slurm_is_not_replaced(
+    fresh_lab: Callable[[LabSpec], Lab], wait_for: WaitFor
+) -> None:
+    """Slurm adds to our Reason; the node boots without its fault, and is given back."""
+    replace = {"program": ["/bin/false"], "backoff": 600.0, "silent_for": 5.0}
+    options = {"replace": replace, "recovery": {"max_reboots": 0}}
+    lab = fresh_lab(LabSpec(nodes=2, network=True, sres_options=options))
+    wait_for(lambda: health(lab, "n2") == "healthy", 30, "n2 beats")
+    lab.kmsg("n2", XID)
+    wait_for(lambda: texts(lab, "replacement-failed"), 60, Story(lab))
+    assert f"{REPLACE} " in lab.run(["scontrol", "show", "node", "n2", "-o"]).stdout
+    lab.run(["scontrol", "reboot", "n2"], check=True)
+    wait_for(lambda: texts(lab, "closed"), 120, Story(lab))
+    assert len(texts(lab, "replacing")) == 1
+    assert not {"asked-anew", "requested"} & set(kinds(lab, "n2"))
+    assert texts(lab, "came-back") == ["its sresd beats, and nothing is found on it"]
+    wait_for(lambda: all_idle(lab), 30, Story(lab))

@@ -87,7 +87,7 @@ class Supervisor:
         job: Job,
         *,
         has_plugin: bool,
-        find_plugin: Callable[[], bool] | None = None,
+        find_plugin: Callable[[], bool | None] | None = None,
         permits_expansion: bool,
         environment: Mapping[str, str],
         ports: Sequence[int] = (),
@@ -108,7 +108,8 @@ class Supervisor:
             command: its arguments, without --auto-resume.
             job: the job that the step runs in.
             has_plugin: srun carries our SPANK plugin (it sets the tasks' variables).
-            find_plugin: looks whether it still does, before each attempt but the first.
+            find_plugin: looks whether it still does, before each attempt but the first; None:
+                srun does not tell.
             permits_expansion: Slurm may grow jobs without GRES.
             environment: the supervisor's own.
             ports: those that the site allows for srun; empty: any.

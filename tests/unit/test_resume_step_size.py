@@ -125,10 +125,12 @@ def test_a_spare_that_is_used_makes_no_later_step_smaller() -> None:
 
 def test_a_plugin_that_is_gone_is_done_without(capfd: pytest.CaptureFixture[str]) -> None:
     """Slurm is updated while a job runs, and its next srun would refuse the plugin's options."""
-    there = [True, False]
+    there = [True, None, False]
     launch = AttemptCommand("srun", has_plugin=True, find_plugin=lambda: there.pop(0))
     launch.look_again()
     assert launch.has_plugin
+    launch.look_again()
+    assert launch.has_plugin, "an srun that does not tell has not lost it"
     launch.look_again()
     launch.look_again()
     assert not launch.has_plugin

@@ -110,7 +110,7 @@ def make_supervisor(
         placed,
         job,
         has_plugin=_has_plugin(table),
-        find_plugin=lambda: _has_plugin(read_table(srun, environment)),
+        find_plugin=lambda: still_has_plugin(srun, environment),
         permits_expansion=info.can_merge,
         environment=environment,
         ports=info.srun_ports,
@@ -130,6 +130,13 @@ def _hang_settings(command: SrunCommand, config: Config) -> HangSettings:
     if chosen not in ("end", "tell", "off"):
         raise UsageError(f"--{HANGS}={chosen}: write end, tell or off")
     return msgspec.structs.replace(config.hang, act=chosen)
+
+
+def still_has_plugin(srun: str, environment: Mapping[str, str]) -> bool | None:
+    """Return whether the plugin of this srun can be used now; None: its --help does not tell, as
+    where slurmctld, which gives it the configuration, is away."""
+    table = read_table(srun, environment)
+    return _has_plugin(table) if table.listed_names else None
 
 
 def _has_plugin(table: OptionTable) -> bool:

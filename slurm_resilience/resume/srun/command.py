@@ -31,13 +31,13 @@ class AttemptCommand:
         srun: str,
         has_plugin: bool,
         step_size: int = 0,
-        find_plugin: Callable[[], bool] = lambda: True,
+        find_plugin: Callable[[], bool | None] = lambda: True,
     ) -> None:
         """
         Args:
             srun: path of the real srun.
             has_plugin: it carries our SPANK plugin, which sets the tasks' variables.
-            find_plugin: looks whether it still does.
+            find_plugin: looks whether it still does; None: srun does not tell.
             step_size: nodes for which the user's numbers of tasks and GPUs are meant; 0: they are
                 not cut.
         """
@@ -58,7 +58,7 @@ class AttemptCommand:
     def look_again(self) -> None:
         """Do without the plugin from now on if srun has lost it: a job runs for weeks, in which
         Slurm is updated or the plugin installed anew. srun would refuse the plugin's options."""
-        if self._has_plugin and not self._find_plugin():
+        if self._has_plugin and self._find_plugin() is False:
             self._has_plugin = False
             report.say("srun has no plugin that fits any more: the step is started without it")
 

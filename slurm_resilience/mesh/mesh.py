@@ -451,6 +451,7 @@ class Mesh:
                 if now >= self._relay.wake_at:
                     self._transport.take_quiet()  # before it judges who is silent
                 self._do_on_links(self._relay.tick(SYSTEM_CLOCK.monotonic()))
+                self._flush()
                 wake_at = min(self._membership.side.wake_at, self._relay.wake_at)
         # Without the lock: it may take a while, and the main thread may hold it.
         if cut is not None:
@@ -471,7 +472,13 @@ class Mesh:
     def _tell(self, event: Event) -> None:
         with self._lock:
             self._take(event)
+            self._flush()
         self._transport.ring()
+
+    def _flush(self) -> None:
+        """Send what the relay has kept for the end of a turn."""
+        if self._relay is not None:
+            self._do_on_links(self._relay.flush(SYSTEM_CLOCK.monotonic()))
 
     def _take_from_link(self, event: Event) -> None:
         if self._relay is None:
@@ -530,6 +537,8 @@ class Mesh:
 
     def _send(self, connections: Iterable[int], message: Message) -> None:
         self._carry(Send(tuple(connections), message))
+        if not self._transport.is_serving():
+            self._flush()  # the main thread's, whose turn ends here
 
     def _carry(self, effect: Send | Close | Finish | Dial | DialKnown) -> None:
         if isinstance(effect, DialKnown):

@@ -20,7 +20,7 @@ from slurm_resilience.mesh.model import (
 )
 from slurm_resilience.wire.frames import FrameCodec
 
-PROTOCOL = 8
+PROTOCOL = 9
 MAX_FRAME_BYTES = 64 << 20
 """Bytes. The largest message is a value of the store, or the view of a large world."""
 MAX_UNPROVEN_BYTES = 16 << 10
@@ -213,6 +213,19 @@ class Relayed(msgspec.Struct, frozen=True, tag="relayed"):
     targets: tuple[str, ...]
     """Ids; none: all that are reached over you."""
     body: bytes
+    quiet: bool = False
+    """A heartbeat: it may wait a moment for others."""
+
+
+Bundled = Speaks | Reachable | Unreachable | Relayed
+
+
+class Bundle(msgspec.Struct, frozen=True, tag="bundle"):
+    """All of these, in order."""
+
+    messages: tuple[Bundled, ...]
+    quiet: bool = False
+    """Heartbeats, for the receiver alone."""
 
 
 class Opened(msgspec.Struct, frozen=True, tag="opened"):
@@ -259,6 +272,7 @@ Message = (
     | Reachable
     | Unreachable
     | Relayed
+    | Bundle
     | Opened
     | HungUp
     | Filler
@@ -271,7 +285,8 @@ def framed(message: Message) -> bytes:
     """Return a message as it is sent to a process that has shown the secret: a heartbeat does not
     wake it, anything else does."""
     frame = FRAMES.pack(message)
-    if isinstance(message, Heartbeat) or len(frame) >= QUIET_BYTES:
+    quiet = isinstance(message, Heartbeat) or (isinstance(message, Bundle) and message.quiet)
+    if quiet or len(frame) >= QUIET_BYTES:
         return frame
     return frame + FRAMES.pack(Filler(bytes(QUIET_BYTES - len(frame))))
 

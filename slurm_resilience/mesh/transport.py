@@ -180,6 +180,10 @@ class Transport:
             with contextlib.suppress(OSError):
                 os.eventfd_write(self._wake, 1)
 
+    def is_serving(self) -> bool:
+        """Tell whether this is called by its own thread, whose turn is not over."""
+        return threading.current_thread() is self._thread
+
     def own_fds(self) -> set[int]:
         """Its file descriptors, which the rest of the program must not close."""
         with self.lock:

@@ -398,11 +398,16 @@ class SimProcess:
         self._invite()
         if not self.alive:
             return
+        self._flush()
         self._ticks += 1
         wake_at = self.membership.side.wake_at
         if self.relay is not None:
             wake_at = min(wake_at, self.relay.wake_at)
         self._around.schedule.at(wake_at, self._wake, self._ticks)
+
+    def _flush(self) -> None:
+        if self.relay is not None:
+            self._do_on_links(self.relay.flush(self._around.schedule.now))
 
     def _wake(self, number: int) -> None:
         if number != self._ticks or not self.alive:
@@ -488,6 +493,7 @@ class SimProcess:
     def _say_farewell(self) -> None:
         if self.relay is not None:
             self._carry(Send(self.membership.side.contacts.connections(), Leaving()))
+            self._flush()
             return
         for connection in list(self.connections.values()):
             if connection.proven[connection.side(self)]:

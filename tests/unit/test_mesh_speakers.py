@@ -6,11 +6,18 @@ from pathlib import Path
 
 import pytest
 
-from slurm_resilience.mesh.events import ConnectionProven, MessageReceived
+from slurm_resilience.mesh.events import (
+    ConnectionClosed,
+    ConnectionProven,
+    Dial,
+    MessageReceived,
+    Send,
+)
 from slurm_resilience.mesh.mesh import Mesh
 from slurm_resilience.mesh.messages import KeyChange, Reachable, Speaks
 from slurm_resilience.mesh.model import GenerationEnd, Member, Peer, PeerStatus
-from slurm_resilience.mesh.protocol.relay import Relay
+from slurm_resilience.mesh.protocol.relay import Relay, Told
+from slurm_resilience.mesh.protocol.speaker_search import SEARCH_SECONDS, SpeakerSearch
 from slurm_resilience.mesh.rendezvous import SharedDirectory
 from tests.unit.mesh_peers import LIMIT, Crew, crew, leave, until, world
 
@@ -134,4 +141,63 @@ def test_a_rank_that_does_not_speak_is_seldom_awake() -> None:
     members = tuple(Member(peer, PeerStatus()) for peer in peers[2:])
     relay.step(MessageReceived(1, peers[0].id, peers[0].id, Reachable((1, -2), members)), 0.0)
     relay.tick(1.0)
+    relay.flush(1.0)
     assert relay.wake_at >= 1.0 + patience / 4
+
+
+def test_a_rank_that_begins_to_speak_on_purpose_is_no_other_way() -> None:
+    peers = [Peer(f"peer-{seat}", seat, node=f"node{seat // 2}") for seat in range(4)]
+    relay = Relay(peers[1], 0.0, lambda: 2.0, lambda _: PeerStatus())
+    relay.step(ConnectionProven(1, peers[0], PeerStatus()), 0.0)
+    relay.step(MessageReceived(1, peers[0].id, peers[0].id, Speaks((1, 0))), 0.0)
+    members = tuple(Member(peer, PeerStatus()) for peer in peers[2:])
+
+    def ways(key: tuple[int, int]) -> list[str]:
+        message = MessageReceived(1, peers[0].id, peers[0].id, Reachable(key, members))
+        told = [effect.event for effect in relay.step(message, 0.0) if isinstance(effect, Told)]
+        return [event.peer.id for event in told if isinstance(event, ConnectionProven)]
+
+    assert ways((0, -2)) == ["peer-2", "peer-3"]
+    assert ways((1, -2)) == []
+    assert ways((2, -3)) == ["peer-2", "peer-3"], "another one speaks"
+
+
+def test_the_machine_of_a_rank_whose_connection_was_reset_is_asked() -> None:
+    peers = [Peer(f"peer-{seat}", seat, node=f"node{seat}") for seat in range(2)]
+    relay = Relay(peers[0], 0.0, lambda: 2.0, lambda _: PeerStatus())
+    relay.step(ConnectionProven(1, peers[1], PeerStatus()), 0.0)
+    assert Dial(peers[1]) in relay.step(ConnectionClosed(1, "reset", "reset"), 1.0)
+
+
+def test_a_rank_that_is_slow_to_answer_is_given_time_before_the_next_is_dialed() -> None:
+    peers = [Peer(f"peer-{seat}", seat, node=f"node{seat // 4}") for seat in range(8)]
+    search = SpeakerSearch(peers[0])
+    search.know(peers[4], 0.0)
+    assert search.due((), 0.0) == [peers[4]]
+    search.know(peers[5], 0.1)  # one more is known now: that makes the first no less able to answer
+    assert search.due((), 0.1) == []
+    assert search.due((), SEARCH_SECONDS) == [peers[5]]
+
+
+def test_a_rank_that_leaves_the_dialing_to_another_begins_with_the_lowest_seat() -> None:
+    peers = [Peer(f"peer-{seat}", seat, node=f"node{seat // 4}") for seat in range(8)]
+    search = SpeakerSearch(peers[4])
+    for peer in peers[:4]:
+        search.know(peer, 0.0)
+    assert search.due((), 0.0) == []
+    assert search.due((), SEARCH_SECONDS) == [peers[0]]
+
+
+def test_who_speaks_for_one_whose_connection_was_reset_has_a_higher_key() -> None:
+    peers = [Peer(f"peer-{seat}", seat, node=f"node{seat // 2}") for seat in range(4)]
+    relay = Relay(peers[1], 0.0, lambda: 2.0, lambda _: PeerStatus())
+    relay.step(ConnectionProven(1, peers[0], PeerStatus()), 0.0)
+    relay.step(MessageReceived(1, peers[0].id, peers[0].id, Speaks((1, 0))), 0.0)
+    relay.step(ConnectionClosed(1, "reset", "reset"), 1.0)
+    relay.tick(1.0)
+    relay.step(ConnectionProven(2, peers[2], PeerStatus()), 1.0)
+    sent = [effect for effect in relay.flush(1.0) if isinstance(effect, Send)]
+    # The one before may live, stopped: its connection to the other node is still there.
+    assert [effect.message.key for effect in sent if isinstance(effect.message, Reachable)] == [
+        (2, -1)
+    ]

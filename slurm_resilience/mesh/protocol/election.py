@@ -48,6 +48,11 @@ class Election:
         """Tell whether the world that this process has asked for waits for the vote of a peer."""
         return self._ballot is not None and peer_id in self._ballot.missing
 
+    def ask_again(self, peer_id: str, now: float) -> None:
+        """Ask a peer again, if its answer is missing: the question may have been lost."""
+        if self._ballot is not None and peer_id in self._ballot.missing:
+            self._ballot.again_at = now
+
     def look_around(self, now: float) -> None:
         """Propose the next generation if it is time; keep the main thread on its way out."""
         side = self._side
@@ -117,8 +122,10 @@ class Election:
             silent = now - contact.heard
             times = LAST_COPY if peer.id in stuck else 1
             limit = times * side.timing.abort_seconds
-            # What a peer said at its handshake may be old: it has the whole time from then on.
-            late = min(out, now - contact.met_at)
+            # What a peer said at its handshake may be old: it has the whole time from then on. And
+            # while others come out one by one, their machines have much to do: each one that was
+            # given up would end one more world, which is more to do.
+            late = min(out, now - contact.met_at, now - side.generation.left_at)
             # Of one that was accused of a hang, all have waited for a word already.
             needed = SILENCE_BEATS * side.beat_seconds
             needed = needed if peer.id == hung else patience[peer.node]

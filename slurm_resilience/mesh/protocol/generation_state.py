@@ -97,6 +97,8 @@ class GenerationState:
         self._early_ends: dict[int, GenerationEnd] = {}
         """Ends that were heard of before the beginning: they came on another connection."""
         self.ended_at = 0.0
+        self.left_at = 0.0
+        """When another member said last that it is out of its block."""
         self.adopted_at = 0.0
 
     @property
@@ -155,6 +157,7 @@ class GenerationState:
     def shift(self, seconds: float) -> None:
         """Do not count a time in which this process did not run."""
         self.ended_at += seconds if self.ended_at else 0.0
+        self.left_at += seconds
         self.adopted_at += seconds
 
     def _move(self, move: Move) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
 from slurm_resilience.mesh.model import Member, Peer
@@ -52,10 +52,14 @@ class Links:
         self._node = node
         self.peers: dict[int, Peer] = {}
         self._numbers: dict[str, list[int]] = {}
+        self._near: dict[str, int] | None = None
+        self._far: tuple[int, ...] | None = None
+        """As last returned; None: a link has come or gone since."""
 
     def add(self, number: int, peer: Peer) -> None:
         """Note one."""
         self.peers[number] = peer
+        self._near = self._far = None
         self._numbers.setdefault(peer.id, []).append(number)
 
     def drop(self, number: int) -> tuple[Peer | None, bool]:
@@ -63,6 +67,7 @@ class Links:
         peer = self.peers.pop(number, None)
         if peer is None:
             return None, False
+        self._near = self._far = None
         self._numbers[peer.id].remove(number)
         if self._numbers[peer.id]:
             return peer, False
@@ -84,15 +89,19 @@ class Links:
 
     def far(self) -> tuple[int, ...]:
         """Return the links to other nodes."""
-        return tuple(number for number in self.peers if self.is_far(number))
+        if self._far is None:
+            self._far = tuple(number for number in self.peers if self.is_far(number))
+        return self._far
 
-    def near(self) -> dict[str, int]:
+    def near(self) -> Mapping[str, int]:
         """Return a link to each other rank of this node, by its id."""
-        return {
-            peer.id: self._numbers[peer.id][0]
-            for peer in self.peers.values()
-            if peer.seat >= 0 and peer.node == self._node
-        }
+        if self._near is None:
+            self._near = {
+                peer.id: self._numbers[peer.id][0]
+                for peer in self.peers.values()
+                if peer.seat >= 0 and peer.node == self._node
+            }
+        return self._near
 
 
 class Near:
@@ -107,11 +116,18 @@ class Near:
         """Those of whom nothing was heard for too long."""
         self.keys: dict[str, Key] = {}
         """By id, as far as they have said; this process too, if it speaks."""
+        self._term = 0
+        """The newest term of those that are forgotten: other nodes may still count it."""
 
     @property
     def best_key(self) -> Key:
         """Return the key of the speaker that counts."""
         return max(self.keys.values(), default=NO_KEY)
+
+    @property
+    def next_term(self) -> int:
+        """Return a term that makes a higher key than any speaker of this node has had."""
+        return max(self._term, self.best_key[0]) + 1
 
     def is_silent(self, peer_id: str, now: float) -> bool:
         """Tell whether nothing was heard of a rank for too long."""
@@ -141,4 +157,4 @@ class Near:
         """Forget one that has no link any more."""
         self.heard.pop(peer_id, None)
         self.silent.discard(peer_id)
-        self.keys.pop(peer_id, None)
+        self._term = max(self._term, self.keys.pop(peer_id, NO_KEY)[0])

@@ -132,6 +132,7 @@ class Membership:
                 # While there was no way, nothing could be heard.
                 contact.heard = now
                 self._repeat(contact)
+                self._election.ask_again(peer.id, now)
         else:
             side.contacts.add(Contact(peer, event.connection, event.status, now))
             if peer.incarnation > 0 and peer.id not in side.losses.peers:
@@ -206,8 +207,12 @@ class Membership:
         side.effects.append(Send(to, StatusUpdate(side.said, side.status)))
         if state.view is None or not state.holds(contact.peer.id):
             return
-        again = GenerationEnded(state.end) if state.end else NewGeneration(state.view)
-        side.effects += [Send(to, again), Reached(contact.connection)]
+        if state.end is not None:
+            side.effects.append(Send(to, GenerationEnded(state.end)))
+        elif contact.status.generation < state.view.generation:
+            # It may not have heard. A large world takes time to say: not to those that are in it.
+            side.effects.append(Send(to, NewGeneration(state.view)))
+        side.effects.append(Reached(contact.connection))
 
     # -- messages ---------------------------------------------------------------------------------
 
@@ -230,7 +235,7 @@ class Membership:
                 if contact is not None:
                     contact.beat = beat
             case StatusUpdate(number=number, status=status):
-                self._note_status(contact, number, status)
+                self._note_status(contact, number, status, now)
             case Roster(peers=peers):
                 self._dial_unknown(peers)
             case NodeLost() as finding:
@@ -286,9 +291,13 @@ class Membership:
             if not known and not side.standing.evicted:
                 side.effects.append(Dial(peer))
 
-    def _note_status(self, contact: Contact | None, number: int, status: PeerStatus) -> None:
+    def _note_status(
+        self, contact: Contact | None, number: int, status: PeerStatus, now: float
+    ) -> None:
         if contact is None or number <= contact.number:
             return
+        if contact.status.phase == "running" and status.phase != "running":
+            self.side.generation.left_at = now
         contact.number, contact.status = number, status
         self.side.news(knock=status.phase == "ready")
 

@@ -24,6 +24,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple
 
+import msgspec
+
 from slurm_resilience.errors import WireError
 from slurm_resilience.mesh.events import (
     BytesReceived,
@@ -39,6 +41,9 @@ from slurm_resilience.mesh.events import (
 )
 from slurm_resilience.mesh.messages import (
     FRAMES,
+    Bundle,
+    Bundled,
+    Heartbeat,
     HungUp,
     Message,
     Opened,
@@ -49,6 +54,7 @@ from slurm_resilience.mesh.messages import (
     Unreachable,
 )
 from slurm_resilience.mesh.model import CloseCause, Member, Peer, PeerStatus
+from slurm_resilience.mesh.protocol.bundling import Bundles
 from slurm_resilience.mesh.protocol.links import (
     NO_KEY,
     Found,
@@ -62,8 +68,12 @@ from slurm_resilience.mesh.protocol.speaker_search import SpeakerSearch
 
 HOLD_SECONDS = 1.0
 """So long a way without a speaker is held open. Another one takes milliseconds to speak."""
-START_SECONDS = 0.5
-"""So long a process waits at its start for the ranks that are listed on its node."""
+START_SECONDS = 3.0
+"""So long a process waits at its start for the ranks that are listed on its node, of which one may
+speak already: where all start at once, a handshake takes its time, and a second speaker would be
+one for good."""
+QUIET_SHARE = 0.1
+"""A heartbeat waits for others for so large a part of the patience with a speaker."""
 LATE_SECONDS = 0.2
 """A turn that comes so much too late: this process did not run, and judges none by that time."""
 
@@ -101,8 +111,9 @@ class Relay:
         self._links = Links(me.node)
         self._offers: dict[int, dict[str, Offer]] = {}
         """By link."""
-        self._passed: dict[str, tuple[int, int]] = {}
-        """The far offers that the ranks of this node were told of, as in `Way.chosen`."""
+        self._passed: dict[str, tuple[int, int, Key]] = {}
+        """The far offers that the ranks of this node were told of, as in `Way.chosen`, and the
+        key."""
         self._ways: dict[str, Way] = {}
         self._by_number: dict[int, str] = {}
         self._search = SpeakerSearch(me)
@@ -113,11 +124,13 @@ class Relay:
         """When the next turn was asked for."""
         self._retired = False
         self._effects: list[LinkEffect] = []
+        self._bundles = Bundles(now)
 
     # -- for the owner ----------------------------------------------------------------------------
 
     def step(self, event: Event, now: float) -> list[LinkEffect]:
         """Take an event of a link in."""
+        self._bundles.now = now
         match event:
             case ConnectionProven():
                 self._meet(event, now)
@@ -131,6 +144,8 @@ class Relay:
                     self._tell(event)
             case PeerAbsent(peer_id=peer_id):
                 self._search.absent(peer_id)
+                if peer_id not in self._ways:
+                    self._send_far(Unreachable((peer_id,), "closed"))
                 self._end(peer_id)
                 self._tell(event)
                 self._send_near(Unreachable((peer_id,), "closed"))
@@ -140,6 +155,7 @@ class Relay:
 
     def carry(self, effect: Send | Close | Finish | Dial, now: float) -> list[LinkEffect]:
         """Carry an effect of the membership out."""
+        self._bundles.now = now
         match effect:
             case Send(connections=numbers, message=message):
                 self._send(numbers, message)
@@ -154,6 +170,7 @@ class Relay:
     def retire(self, now: float) -> list[LinkEffect]:
         """Speak for no other rank any more: they go on without this process, and close their links
         to it, which it must not take, and tell, for their deaths."""
+        self._bundles.now = now
         self._retired = True
         self._near.keys.pop(self._me.id, None)
         self._send_near(Speaks(NO_KEY))
@@ -162,20 +179,30 @@ class Relay:
         return self._drain()
 
     def tick(self, now: float) -> list[LinkEffect]:
-        """Do what time brings; call it after events, and at `wake_at`."""
+        """Do what time brings; call it after events, and at `wake_at`; then `flush`."""
+        self._bundles.now = now
         late = now - self._asked
         if late > LATE_SECONDS:
             self._near.catch_up(late, now)
+            self._start_until += late
         self._note_silence(now)
         if self._should_speak(now):
             self._speak(now)
         for way in [way for way in self._ways.values() if way.chosen is None]:
             if now - way.lost_at >= HOLD_SECONDS:
                 self._forget(way, "no way leads to it", "lost")
-        if self._searches:
+        if self._searches and now >= self._search.next_at:
             reached = {offer.member.peer.node for offer in self._far_offers()}
             self._effects += map(Dial, self._search.due(reached, now))
         self._asked = self._wake_at(now)
+        return self._drain()
+
+    def flush(self, now: float) -> list[LinkEffect]:
+        """Send what has waited for the end of the turn; heartbeats wait for others."""
+        self._bundles.now = now
+        for link, outbox in list(self._bundles.by_link.items()):
+            if not outbox.quiet or now >= outbox.since + self._quiet_seconds:
+                self._empty(link)
         return self._drain()
 
     @property
@@ -186,7 +213,13 @@ class Relay:
     @property
     def wake_at(self) -> float:
         """When `tick` must be called, if nothing happens before."""
-        return self._asked
+        waiting = [outbox.since for outbox in self._bundles.by_link.values()]
+        return min([self._asked, *(since + self._quiet_seconds for since in waiting)])
+
+    @property
+    def _quiet_seconds(self) -> float:
+        """Return how long a heartbeat waits for others: only where it meets any."""
+        return QUIET_SHARE * self._near.patience() if self._key != NO_KEY else 0.0
 
     @property
     def _searches(self) -> bool:
@@ -218,16 +251,14 @@ class Relay:
         """Tell whether this is the lowest seat that answers, and none speaks that does."""
         if self._near.is_spoken_for(now):
             return False
-        if self._retired or (
-            now < self._start_until and self._search.expects_near(self._near.keys)
-        ):
+        if self._retired or (now < self._start_until and self._search.expects_near):
             return False
         near = (self._links.peers[number] for number in self._links.near().values())
         seats = [(p.seat, p.id) for p in near if not self._near.is_silent(p.id, now)]
         return (self._me.seat, self._me.id) < min(seats, default=(self._me.seat + 1, ""))
 
     def _speak(self, now: float) -> None:
-        self._take_key(max(self._near.best_key[0], 0) + 1, now)
+        self._take_key(self._near.next_term, now)
         self._send_far(Reachable(self._key, self._near_members()))
         self._search.hurry(now)
 
@@ -250,6 +281,8 @@ class Relay:
             self._tell(event)
             if peer.seat >= 0:
                 self._near.heard[peer.id] = now
+                if now < self._start_until:
+                    self._start_until = now + START_SECONDS
                 self._announce(number)
                 if not known:
                     self._send_far(Reachable(self._key, (Member(peer, event.status),)))
@@ -260,15 +293,15 @@ class Relay:
         self._search.know(peer, now)
         if self._key == NO_KEY:
             self._take_key(0, now)
-        self._effects.append(Send((number,), Reachable(self._key, self._near_members())))
+        self._send_on((number,), Reachable(self._key, self._near_members()))
 
     def _announce(self, number: int) -> None:
         """Tell a rank of this node what this process has told the others."""
-        self._effects.append(Send((number,), Speaks(self._key)))
+        self._send_on((number,), Speaks(self._key))
         offers = self._far_offers()
         for key in sorted({offer.key for offer in offers}):
             members = tuple(offer.member for offer in offers if offer.key == key)
-            self._effects.append(Send((number,), Reachable(key, members)))
+            self._send_on((number,), Reachable(key, members))
 
     def _part(self, event: ConnectionClosed, now: float) -> None:
         far = self._links.is_far(event.connection)
@@ -279,14 +312,19 @@ class Relay:
     def _drop_link(self, number: int, cause: CloseCause, now: float) -> None:
         far = self._links.is_far(number)
         peer, last = self._links.drop(number)
+        self._bundles.by_link.pop(number, None)
         lost = self._offers.pop(number, {})
         if peer is None:
             return
         if last and far and cause == "closed":
             self._end(peer.id)
             self._send_near(Unreachable((peer.id,), "closed"))
+        elif last and far and cause == "reset" and not self._retired:
+            # Dead, or it took this process for lost: its machine can tell.
+            self._effects.append(Dial(peer))
         elif last and not far and peer.seat >= 0:
             self._near.forget(peer.id)
+            self._search.meet(peer.id)
             self._send_far(Unreachable((peer.id,), cause))
         other = self._links.to(peer.id)
         if other is not None and not far and peer.seat >= 0:
@@ -297,6 +335,7 @@ class Relay:
 
     def _close(self, number: int, now: float) -> None:
         if number > 0:
+            self._empty(number)
             self._effects.append(Close(number))
             self._drop_link(number, "lost", now)
             return
@@ -337,6 +376,7 @@ class Relay:
         self._mark(number, now)
         match event.message:
             case Speaks(key=key):
+                self._search.meet(event.speaker)
                 self._near.keys[event.speaker] = key
                 self._choose(self._offers.get(number, {}), now)
             case Reachable(key=key, members=members):
@@ -345,6 +385,9 @@ class Relay:
                 self._withdraw(number, peers, cause, now)
             case Relayed() as relayed:
                 self._pass_on(number, relayed, now)
+            case Bundle(messages=messages):
+                for message in messages:
+                    self._hear(msgspec.structs.replace(event, message=message), now)
             case Roster(peers=peers) if self._links.is_far(number):
                 for peer in peers:
                     self._dial(peer, now)
@@ -359,7 +402,11 @@ class Relay:
             self._search.note_speaker(member.peer.node, key)
             if member.peer.node != self._me.node and not self._search.is_dead(member.peer.id):
                 self._search.know(member.peer, now)
-                offers[member.peer.id] = Offer(member, key, self._count)
+                before = offers.get(member.peer.id)
+                # The same speaker has only begun to speak on purpose: that is no other way.
+                same = before is not None and before.key < key and before.key[1] == key[1]
+                stamp = before.stamp if before is not None and same else self._count
+                offers[member.peer.id] = Offer(member, key, stamp)
                 touched.append(member.peer.id)
         self._choose(touched, now)
 
@@ -376,15 +423,15 @@ class Relay:
         near = self._links.near()
         if self._links.is_far(number):
             targets = relayed.targets or (self._me.id, *near)
+            # There it is delivered, whatever it names.
             numbers = tuple(near[target] for target in targets if target in near)
-            if numbers:
-                self._effects.append(Send(numbers, relayed))
+            self._send_on(numbers, _to(relayed, ()))
             if self._me.id in targets:
                 self._deliver(relayed, now)
         elif self._links.peers[number].id == relayed.source:
             targets = relayed.targets or tuple(o.member.peer.id for o in self._far_offers())
             for link, ids in self._by_link(targets, far=True):
-                self._effects.append(Send((link,), Relayed(relayed.source, ids, relayed.body)))
+                self._send_on((link,), _to(relayed, ids))
         else:
             self._deliver(relayed, now)
 
@@ -423,31 +470,29 @@ class Relay:
         self._relay_to(ids, message)
 
     def _relay_to(self, ids: Iterable[str], message: Message) -> None:
-        body = FRAMES.encode(message)
+        relayed = Relayed(self._me.id, (), FRAMES.encode(message), isinstance(message, Heartbeat))
         for link, targets in self._by_link(ids, far=False):
-            self._effects.append(Send((link,), Relayed(self._me.id, targets, body)))
+            self._send_on((link,), _to(relayed, targets))
 
     def _by_link(self, ids: Iterable[str], far: bool) -> list[tuple[int, tuple[str, ...]]]:
-        """Return the links over which peers are reached, and the peers; none: all of a link."""
+        """Return the links over which peers are reached, and the peers."""
         groups: dict[int, list[str]] = {}
         for peer_id in ids:
             if far:
-                chosen = self._passed.get(peer_id)
+                passed = self._passed.get(peer_id)
+                link = None if passed is None else passed[0]
             else:
                 way = self._ways.get(peer_id)
-                chosen = way.chosen if way is not None else None
-            if chosen is not None:
-                groups.setdefault(chosen[0], []).append(peer_id)
-        return [
-            (link, () if len(found) == len(self._offers[link]) else tuple(found))
-            for link, found in groups.items()
-        ]
+                link = None if way is None or way.chosen is None else way.chosen[0]
+            if link is not None:
+                groups.setdefault(link, []).append(peer_id)
+        return [(link, tuple(found)) for link, found in groups.items()]
 
     # -- ways -------------------------------------------------------------------------------------
 
     def _far_offers(self) -> list[Offer]:
         """Return what the ranks of this node were told of."""
-        return [self._offers[link][peer_id] for peer_id, (link, _) in self._passed.items()]
+        return [self._offers[link][peer_id] for peer_id, (link, *_) in self._passed.items()]
 
     def _choose(self, peers: Iterable[str], now: float) -> None:
         """Choose the best way to each of these again, and tell of what has changed."""
@@ -461,7 +506,7 @@ class Relay:
             ]
             far = [one for one in found if self._links.is_far(-one[2])]
             best = max(far, key=_preference, default=None)
-            passed = None if best is None else (-best[2], best[1].stamp)
+            passed = None if best is None else (-best[2], best[1].stamp, best[1].key)
             if passed != self._passed.get(peer_id):
                 if best is None or passed is None:
                     self._passed.pop(peer_id, None)
@@ -537,19 +582,32 @@ class Relay:
     def _tell(self, event: Event) -> None:
         self._effects.append(Told(event))
 
-    def _send_near(self, message: Message) -> None:
-        numbers = tuple(self._links.near().values())
-        if numbers:
-            self._effects.append(Send(numbers, message))
+    def _send_near(self, message: Bundled) -> None:
+        self._send_on(self._links.near().values(), message)
 
-    def _send_far(self, message: Message) -> None:
-        numbers = self._links.far()
-        if numbers:
-            self._effects.append(Send(numbers, message))
+    def _send_far(self, message: Bundled) -> None:
+        self._send_on(self._links.far(), message)
+
+    def _send_on(self, numbers: Iterable[int], message: Bundled) -> None:
+        """Send a message at the end of the turn, with the others that go there."""
+        for number in numbers:
+            if self._bundles.add(number, message):
+                self._empty(number)
+
+    def _empty(self, number: int) -> None:
+        outbox = self._bundles.by_link.pop(number, None)
+        if outbox is None or number not in self._links.peers:
+            return
+        reached = self._offers.get(number, {}).keys()
+        self._effects.append(Send((number,), outbox.take(reached)))
 
     def _drain(self) -> list[LinkEffect]:
         effects, self._effects = self._effects, []
         return effects
+
+
+def _to(relayed: Relayed, targets: tuple[str, ...]) -> Relayed:
+    return Relayed(relayed.source, targets, relayed.body, relayed.quiet)
 
 
 def _preference(found: Found) -> tuple[bool, Key, Key, int]:

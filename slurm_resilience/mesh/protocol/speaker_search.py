@@ -7,8 +7,11 @@ from collections.abc import Collection
 
 from slurm_resilience.mesh.model import Peer
 
-SEARCH_SECONDS = 0.2
-"""Between two ranks of a node that are tried."""
+SEARCH_SECONDS = 0.5
+"""Between the first two ranks of a node that are tried."""
+LONGEST_SEARCH = 8
+"""So many times longer it is between later ones: where all start at once, the first one has no
+time to answer, and each that is tried beside it costs a connection."""
 
 
 class SpeakerSearch:
@@ -19,11 +22,15 @@ class SpeakerSearch:
         self._nodes: dict[str, dict[str, Peer]] = {}
         self._tries: dict[str, int] = {}
         """Ranks of each node that were tried."""
+        self._due: dict[str, float] = {}
+        """When the next one of each node is."""
         self._speakers: dict[str, tuple[int, int]] = {}
         """The newest key that was heard of each node; the second number is the speaker's seat,
         negative."""
         self._near: set[str] = set()
         """Ranks of this node that are expected."""
+        self._met: set[str] = set()
+        """Those that have come, of which some may be gone again."""
         self._dead: set[str] = set()
         self._urgent = False
         """A node has been reached before: it is not left to the other side to dial."""
@@ -37,7 +44,7 @@ class SpeakerSearch:
         ranks = self._nodes.setdefault(peer.node, {})
         if peer.id not in ranks:
             ranks[peer.id] = peer
-            self.next_at = min(self.next_at, now)
+            self.next_at = min(self.next_at, self._due.setdefault(peer.node, now))
 
     def note_speaker(self, node: str, key: tuple[int, int]) -> None:
         """Note the speaker of a node: it is tried first."""
@@ -45,12 +52,18 @@ class SpeakerSearch:
 
     def expect(self, peer: Peer) -> None:
         """Note a rank of this node."""
-        if peer.id not in self._dead and peer.id != self._me.id:
+        if peer.id not in self._dead and peer.id not in self._met and peer.id != self._me.id:
             self._near.add(peer.id)
 
-    def expects_near(self, linked: Collection[str]) -> bool:
-        """Tell whether a rank of this node that is expected has no link yet."""
-        return not self._near <= set(linked)
+    def meet(self, peer_id: str) -> None:
+        """Note that a rank of this node has said if it speaks, or has gone before it did."""
+        self._met.add(peer_id)
+        self._near.discard(peer_id)
+
+    @property
+    def expects_near(self) -> bool:
+        """Tell whether a rank of this node that is expected has not come yet."""
+        return bool(self._near)
 
     def absent(self, peer_id: str) -> None:
         """Note that no process listens where a rank did."""
@@ -61,10 +74,13 @@ class SpeakerSearch:
         self._dead.add(peer_id)
         self._near.discard(peer_id)
         for node, ranks in list(self._nodes.items()):
-            if ranks.pop(peer_id, None) is not None and self.next_at < math.inf:
-                self.next_at = 0.0
+            if ranks.pop(peer_id, None) is not None:
+                self._due[node] = 0.0
+                if self.next_at < math.inf:
+                    self.next_at = 0.0
             if not ranks:
-                del self._nodes[node]
+                del self._nodes[node], self._due[node]
+                self._tries.pop(node, None)
 
     def is_dead(self, peer_id: str) -> bool:
         """Tell whether a process is known to have ended."""
@@ -73,6 +89,7 @@ class SpeakerSearch:
     def hurry(self, now: float) -> None:
         """Look now: a node has lost its speaker, or this process has begun to speak."""
         self._tries.clear()
+        self._due = dict.fromkeys(self._nodes, now)
         self._urgent = True
         self.next_at = now
 
@@ -80,20 +97,22 @@ class SpeakerSearch:
         """Return the ranks to be dialed now, one of each node that is not reached."""
         if now < self.next_at:
             return []
-        found = []
+        found, self.next_at = [], math.inf
         for node, ranks in self._nodes.items():
             if node in reached:
                 continue
-            speaker = -self._speakers.get(node, (0, 1))[1]
-            order = sorted(
-                ranks.values(), key=lambda p: (p.seat != speaker, p.seat, p.incarnation, p.id)
-            )
-            tries = self._tries.get(node, 0)
-            self._tries[node] = tries + 1
-            # Of two that look for each other one dials first, so that there is one link mostly.
-            if tries > 0 or self._urgent or self._me.seat < order[0].seat:
-                found.append(order[tries % len(order)])
+            if now >= self._due[node]:
+                speaker = -self._speakers.get(node, (0, 1))[1]
+                order = sorted(
+                    ranks.values(), key=lambda p: (p.seat != speaker, p.seat, p.incarnation, p.id)
+                )
+                # Of two that look for each other one dials first, so that there is one link mostly.
+                waits = self._me.seat > order[0].seat and not self._urgent
+                tries = self._tries.get(node, -1 if waits else 0)
+                self._tries[node] = tries + 1
+                self._due[node] = now + SEARCH_SECONDS * min(2 ** max(0, tries), LONGEST_SEARCH)
+                if tries >= 0:
+                    found.append(order[tries % len(order)])
+            self.next_at = min(self.next_at, self._due[node])
         self._urgent = False
-        missing = any(node not in reached for node in self._nodes)
-        self.next_at = now + SEARCH_SECONDS if missing else math.inf
         return found

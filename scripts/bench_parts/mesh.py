@@ -6,7 +6,8 @@ word "go", after which each rank makes its mesh), then deaths, one after the oth
 process that is killed; the others notice, leave their block, and form the next world.
 
 A world's time is that of its slowest rank. On a machine with fewer cores than ranks, all ranks
-wait for a core most of the time: then processor time tells more than seconds.
+wait for a core most of the time: then processor time tells more than seconds. What nothing on the
+machine disturbs is told beside it: the frames that a rank reads, in a world on a simulated clock.
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import click
+from mesh_crowd import Crowd
 from rich.console import Console
 from rich.table import Table
 
@@ -295,6 +297,23 @@ def _message(peer: Peer, message: Message) -> MessageReceived:
     return MessageReceived(peer.seat, peer.id, peer.id, message)
 
 
+def crowd_figures(ranks: int, speakers: bool) -> dict[str, float]:
+    """Return what the first world, and one after a death, cost a rank on a simulated clock."""
+    crowd = Crowd(ranks, NODE_RANKS, speakers=speakers)
+    if not crowd.run(crowd.is_whole, DEADLINE_SECONDS):
+        raise TimeoutError(f"no simulated world of {ranks}")
+    first = crowd.frames()
+    seconds = sum(process.seconds for process in crowd.living())
+    crowd.kill(crowd.living()[0])
+    if not crowd.run(crowd.is_whole, DEADLINE_SECONDS):
+        raise TimeoutError(f"no simulated world of {ranks - 1}")
+    return {
+        "frames_per_rank": first / ranks,
+        "frames_per_rank_of_a_death": (crowd.frames() - first) / ranks,
+        "core_cpu_ms_per_rank": seconds / ranks * 1e3,
+    }
+
+
 # -- what is shown -----------------------------------------------------------------------------
 
 COLUMNS: dict[str, Callable[[dict[str, float]], str]] = {
@@ -310,6 +329,9 @@ COLUMNS: dict[str, Callable[[dict[str, float]], str]] = {
     "processor time of the\nfirst world a rank (most)": lambda row: (
         f"{row['cpu_ms_per_rank']:.0f} ({row['cpu_ms_most']:.0f}) ms"
     ),
+    "frames a rank:\nfirst world, a death": lambda row: (
+        f"{row['frames_per_rank']:.0f}, {row['frames_per_rank_of_a_death']:.0f}"
+    ),
     "at rest,\na second": lambda row: f"{row['steady_cpu_ms_per_rank_and_s']:.1f} ms",
     "memory\na rank": lambda row: f"{row['rss_mb_per_rank']:.0f} MB",
 }
@@ -322,7 +344,7 @@ def _show(rows: list[dict[str, float]], core: float, shape: str) -> None:
         table.add_column(name, justify="right")
     for row in rows:
         table.add_row(*(cell(row) for cell in COLUMNS.values()))
-    console = Console(highlight=False, file=sys.stderr, width=120)
+    console = Console(highlight=False, file=sys.stderr, width=140)
     console.print(table)
     console.print(
         f"the lead's pure core forms a world of {CORE_MEMBERS} members in {core:.1f} s of "
@@ -354,7 +376,8 @@ def main(json_file: Path | None, ranks: str, deaths: int, shape: str) -> None:
     rows = []
     for size in sizes:
         print(f"{size} ranks …", file=sys.stderr)
-        rows.append(measure(size, deaths, shape == "speakers"))
+        speakers = shape == "speakers"
+        rows.append(measure(size, deaths, speakers) | crowd_figures(size, speakers))
     core = core_cpu_seconds(CORE_MEMBERS)
     _show(rows, core, shape)
     if json_file:

@@ -1,0 +1,121 @@
+"""Whole worlds of the mesh's protocol on a simulated clock: what they cost, and too few cores."""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from slurm_resilience.mesh.messages import Bundle, Reachable, Relayed, Unreachable
+from slurm_resilience.mesh.model import Member, Peer, PeerStatus
+from slurm_resilience.mesh.protocol.bundling import LinkBundle
+
+FILE = Path(__file__).parents[2] / "scripts" / "bench_parts" / "mesh_crowd.py"
+
+
+@pytest.fixture(scope="module")
+def crowds() -> Any:
+    spec = importlib.util.spec_from_file_location("mesh_crowd", FILE)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules["mesh_crowd"] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+def frames_of_a_rank(crowds: Any, ranks: int) -> float:
+    crowd = crowds.Crowd(ranks)
+    assert crowd.run(crowd.is_whole, 30.0)
+    return float(crowd.frames()) / ranks
+
+
+def test_the_frames_of_a_rank_hardly_grow_with_the_world(crowds: Any) -> None:
+    few, many = (frames_of_a_rank(crowds, ranks) for ranks in (16, 128))
+    assert many < 4 * few, f"{few:.0f} frames a rank in a world of 16, {many:.0f} in one of 128"
+
+
+def test_a_death_costs_a_rank_as_much_in_a_large_world(crowds: Any) -> None:
+    cost = []
+    for ranks in (16, 128):
+        crowd = crowds.Crowd(ranks)
+        assert crowd.run(crowd.is_whole, 30.0)
+        before = crowd.frames()
+        crowd.kill(crowd.living()[0])
+        assert crowd.run(crowd.is_whole, 30.0)
+        cost.append((crowd.frames() - before) / ranks)
+    assert cost[1] < 3 * cost[0]
+
+
+def test_too_few_cores_make_a_new_world_slow_and_end_no_rank(crowds: Any) -> None:
+    crowd = crowds.Crowd(64, cores=2, costs=crowds.Costs().times(20))
+    assert crowd.run(crowd.is_whole, 60.0)
+    crowd.kill(crowd.living()[0])
+    assert crowd.run(crowd.is_whole, 60.0), crowd.given_up[:3]
+    assert not crowd.given_up
+
+
+# -- what waits for the end of a turn ----------------------------------------------------------
+
+
+def words(source: str, text: bytes, *targets: str, quiet: bool = False) -> Relayed:
+    return Relayed(source, targets, text, quiet)
+
+
+def taken(box: LinkBundle, *reached: str) -> tuple[Any, ...]:
+    found = box.take(reached)
+    return found.messages if isinstance(found, Bundle) else (found,)
+
+
+def test_what_is_said_to_many_goes_once() -> None:
+    box = LinkBundle()
+    for target in "bcd":
+        box.add(words("a", b"hello", target), 0.0)
+    assert taken(box, "b", "c", "d", "e") == (words("a", b"hello", "b", "c", "d"),)
+
+
+def test_what_is_said_to_all_that_are_reached_names_none() -> None:
+    box = LinkBundle()
+    box.add(words("a", b"hello", "c", "b"), 0.0)
+    assert taken(box, "b", "c") == (words("a", b"hello"),)
+
+
+def test_no_message_overtakes_another_on_its_way() -> None:
+    box = LinkBundle()
+    box.add(words("a", b"one", "b"), 0.0)
+    box.add(words("a", b"two", "c"), 0.0)
+    box.add(words("a", b"one", "c"), 0.0)
+    assert taken(box, "b", "c", "d") == (
+        words("a", b"one", "b"),
+        words("a", b"two", "c"),
+        words("a", b"one", "c"),
+    )
+
+
+def test_members_of_one_speaker_are_told_of_together() -> None:
+    one, two = (Member(Peer(name, seat), PeerStatus()) for seat, name in enumerate("ab"))
+    box = LinkBundle()
+    box.add(Reachable((1, 0), (one,)), 0.0)
+    box.add(Reachable((1, 0), (two,)), 0.0)
+    box.add(Unreachable(("a",), "lost"), 0.0)
+    box.add(Reachable((1, 0), (one,)), 0.0)
+    assert taken(box) == (
+        Reachable((1, 0), (one, two)),
+        Unreachable(("a",), "lost"),
+        Reachable((1, 0), (one,)),
+    )
+
+
+def test_only_heartbeats_wait_for_others() -> None:
+    box = LinkBundle()
+    box.add(words("a", b"beat", quiet=True), 1.0)
+    assert box.quiet
+    assert box.since == 1.0
+    found = box.take(())
+    assert isinstance(found, Bundle)
+    assert found.quiet
+    box.add(words("a", b"status"), 2.0)
+    assert not box.quiet

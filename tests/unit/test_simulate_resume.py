@@ -288,6 +288,11 @@ MUTATIONS: dict[str, tuple[ResumeRule, tuple[ResumeFault, ...], tuple[Patch, ...
         (Kind.NODE_DIES, Kind.TASK_CRASHES),
         ((StderrReader, "is_recent", lambda *_: True),),
     ),
+    "words on another step are believed for minutes": (
+        ResumeRule.STRANGER,
+        (Kind.NODE_DIES, Kind.NODE_SICK),
+        ((StderrReader, "is_recent", lambda _, at, now: now - at <= 200.0),),
+    ),
     "a cancelled step is a crash": (
         ResumeRule.PERSON,
         (Kind.CANCEL_STEP,),

@@ -19,10 +19,13 @@ if TYPE_CHECKING:
     from slurm_resilience.model import Node
     from slurm_resilience.slurm.client import ClusterInfo, SlurmClient
     from slurm_resilience.wire.client import Connection
-    from slurm_resilience.wire.messages import Message, Status
+    from slurm_resilience.wire.messages import Message, ResizeTaken, Status
 
 OPEN_TIMEOUT_SECONDS = 3.0
 """Seconds for a connection to sresctld, at each of its possible addresses."""
+
+RESIZE_SECONDS = 8.0
+"""For the answer of a job's supervisor, through sresctld."""
 
 
 class ClusterView:
@@ -152,6 +155,29 @@ class ClusterView:
         if answer.refused:
             raise SresError(answer.refused)
         return answer.body
+
+    def resize(self, job: int, nodes: int) -> ResizeTaken:
+        """Have sresctld tell a job's supervisor how many nodes its step is to have.
+
+        Raises:
+            SresError: it is refused, and why.
+        """
+        import msgspec
+
+        from slurm_resilience.cli.tables import plain
+        from slurm_resilience.wire.messages import NodeAnswer, ResizeRequest, ResizeTaken
+
+        with self.connect() as connection:
+            answer = connection.ask(ResizeRequest(job, nodes), RESIZE_SECONDS)
+        if not isinstance(answer, NodeAnswer):
+            raise WireError(f"sresctld answered a {type(answer).__name__}")
+        if answer.refused:
+            raise SresError(f"job {job} is not resized: {plain(answer.refused)}")
+        try:
+            return msgspec.msgpack.decode(answer.body, type=ResizeTaken)
+        except msgspec.DecodeError as error:
+            # Any user's program may speak for his job.
+            raise WireError(f"job {job}: no answer of a supervisor: {plain(error)}") from None
 
     def history(self, node: str = "", limit: int = 1000) -> list[dict[str, Any]]:
         """Return events of the journal, oldest first."""

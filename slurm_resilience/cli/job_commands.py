@@ -1,4 +1,4 @@
-"""`sres job`: show the jobs that auto-resume keeps alive."""
+"""`sres job`: show and resize the jobs that auto-resume keeps alive."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from slurm_resilience.slurm.hostlists import fold
 
 @click.group()
 def job() -> None:
-    """Show jobs that run under srun --auto-resume=1."""
+    """Show and resize jobs that run under srun --auto-resume=1."""
 
 
 @job.command("list")
@@ -125,6 +125,27 @@ def show_job(cluster: ClusterView, number: str, directory: Path, form: str) -> N
         click.echo(events_table(events, SYSTEM_CLOCK.now(), indent=2))
 
 
+@job.command("resize")
+@click.argument("number", metavar="JOB", type=click.IntRange(1, 2**32 - 1))
+@click.argument("nodes", type=click.IntRange(1, 10**6))
+@format_option
+@config_option
+@pass_cluster
+def resize_job(cluster: ClusterView, number: int, nodes: int, form: str) -> None:
+    """Resize an elastic training while it runs.
+
+    It is to have NODES nodes from then on. It grows as Slurm gives them; those that go leave
+    between two steps. The job's owner, root and SlurmUser may.
+    """
+    taken = cluster.resize(number, nodes)
+    if form == "json":
+        print_json({"job": number, "nodes": taken.nodes, "before": taken.before})
+    elif taken.nodes == taken.before:
+        click.echo(f"job {number}: {nodes} nodes is its target already")
+    else:
+        click.echo(f"job {number}: to have {taken.nodes} nodes, was {taken.before}")
+
+
 def _attempt_view(past: PastAttempt) -> dict[str, Any]:
     ending = past.ending
     return {
@@ -138,6 +159,8 @@ def _attempt_view(past: PastAttempt) -> dict[str, Any]:
         "step": past.step,
         "phases": past.phases,
         "next": past.next_way,
+        "target": past.target.nodes or None,
+        "target_by": past.target.by,
     }
 
 
@@ -148,6 +171,9 @@ def _outlook(past: Sequence[PastAttempt], now: float) -> Iterator[str]:
         share, lost = in_words(goodput)
         yield field("goodput", share, indent=2)
         yield field("lost", lost, indent=2)
+    if past and past[-1].target.by:
+        asked = past[-1].target
+        yield field("target", f"{asked.nodes} nodes, asked for by {plain(asked.by)}", indent=2)
     if past and past[-1].ending is None and past[-1].next_way:
         yield field("next", f"if a node fails: {past[-1].next_way}", indent=2)
 

@@ -17,9 +17,11 @@ from slurm_resilience.wire.messages import (
     EvidenceRequest,
     LeftNode,
     Message,
+    NodeAnswer,
     NodeQuestion,
     PauseRequest,
     RequeueRequest,
+    ResizeRequest,
     Role,
     SparesResume,
     StatusRequest,
@@ -131,11 +133,18 @@ def check_message(role: Role, message: Message) -> None:
         NotPermitted: the message belongs to another role.
     """
     of_everyone = isinstance(
-        message, StatusRequest | PauseRequest | BreakerReset | SparesResume | NodeQuestion
+        message,
+        StatusRequest | PauseRequest | BreakerReset | SparesResume | NodeQuestion | ResizeRequest,
     )
     of_jobs = isinstance(
         message,
-        AttemptStarted | AttemptEnded | RequeueRequest | EvidenceRequest | WrongResults | LeftNode,
+        AttemptStarted
+        | AttemptEnded
+        | RequeueRequest
+        | EvidenceRequest
+        | WrongResults
+        | LeftNode
+        | NodeAnswer,
     )
     if not of_everyone and not (of_jobs and role == "job"):
         raise NotPermitted(f"a {role} may not send a {type(message).__name__}")

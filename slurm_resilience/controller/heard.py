@@ -14,6 +14,7 @@ from slurm_resilience.wire.messages import (
     LeftNode,
     PauseRequest,
     RequeueRequest,
+    ResizeRequest,
     SparesResume,
     WrongResults,
 )
@@ -35,7 +36,7 @@ class InboxMessage(msgspec.Struct, frozen=True):
 
     connection: Client
     job: int
-    message: OfJob | PauseRequest | BreakerReset | SparesResume
+    message: OfJob | PauseRequest | BreakerReset | SparesResume | ResizeRequest
 
 
 class Heard(msgspec.Struct, frozen=True):

@@ -7,10 +7,13 @@ may be called from any thread.
 
 from __future__ import annotations
 
+import contextlib
 import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
+
+import msgspec
 
 from slurm_resilience.clock import Clock
 from slurm_resilience.controller import authorize
@@ -27,6 +30,7 @@ from slurm_resilience.errors import NotPermitted, SresError, UsageError
 from slurm_resilience.model import Job, Node
 from slurm_resilience.wire.limits import Rate
 from slurm_resilience.wire.messages import (
+    RESIZE,
     BreakerReset,
     Evidence,
     EvidenceRequest,
@@ -38,6 +42,8 @@ from slurm_resilience.wire.messages import (
     PauseRequest,
     Refused,
     RequeueRequest,
+    ResizeOrder,
+    ResizeRequest,
     SparesResume,
     Status,
     StatusRequest,
@@ -187,6 +193,7 @@ class Inbox:
             self.node_requests.closed(client)
         elif client.role == "job":
             self._step_checks.closed(client)
+            self.node_requests.closed(client)
 
     def received(self, client: Client, message: Message) -> None:
         """Answer a message, or keep it for the cycle."""
@@ -202,6 +209,10 @@ class Inbox:
             self._order(client, message)
         elif isinstance(message, NodeQuestion):
             self._ask_node(client, message)
+        elif isinstance(message, ResizeRequest):
+            self._resize(client, message)
+        elif isinstance(message, NodeAnswer):
+            self.node_requests.answered(client, message)
         elif isinstance(message, EvidenceRequest):
             client.send(self._evidence(client, message))
         elif isinstance(message, OfJob):
@@ -303,6 +314,27 @@ class Inbox:
             self.node_requests.ask(
                 question.node, question.kind, question.body, question.seconds, client.send
             )
+        except SresError as refusal:
+            client.send(Refused(str(refusal), refusal.exit_code))
+
+    def _resize(self, client: Client, request: ResizeRequest) -> None:
+        """Have a job's supervisor take another target, for its owner, root or SlurmUser."""
+
+        def done(answer: NodeAnswer) -> None:
+            client.send(answer)
+            if not answer.refused:
+                # It holds, whether or not there is room for a note of it.
+                with contextlib.suppress(UsageError):
+                    self._put(InboxMessage(client, request.job, request))
+
+        with self._lock:
+            job = self._jobs.get(request.job)
+        try:
+            if job is None or (self._hides_jobs_from(client.uid) and job.uid != client.uid):
+                raise authorize.no_such_job(request.job)
+            authorize.check_job(job, client.uid, self._trusted_uids)
+            body = msgspec.Raw(msgspec.msgpack.encode(ResizeOrder(request.nodes, client.uid)))
+            self.node_requests.ask_supervisor(job.id, RESIZE, body, done)
         except SresError as refusal:
             client.send(Refused(str(refusal), refusal.exit_code))
 

@@ -1,4 +1,4 @@
-"""Ask a node's sresd, and hand its answer on.
+"""Ask a node's sresd, or a job's supervisor, and hand its answer on.
 
 One question of each kind is under way at a node, each with a time limit. What is asked is between
 the asker and sresd: this module carries it, and bounds its size.
@@ -19,6 +19,8 @@ from slurm_resilience.wire.messages import NodeAnswer, NodeRequest
 from slurm_resilience.wire.server import Client
 
 MAX_SECONDS = 600.0
+SUPERVISOR_SECONDS = 5.0
+"""For a supervisor's answer, which takes it no time."""
 MAX_ANSWER_BYTES = 1 << 20
 MAX_UNDER_WAY = 20_000
 """A step of 10,000 nodes that fails has each of them asked."""
@@ -68,13 +70,38 @@ class NodeRequests:
         connection = self._registry.agent_connection(node)
         if connection is None:
             raise WireError(f"the sresd of {node} is not connected; see `sres node show {node}`")
+        self._ask(_Question(node, kind, connection, done), body, seconds)
+
+    def ask_supervisor(self, job: int, kind: str, body: msgspec.Raw, done: Done) -> None:
+        """Ask the supervisor of a job.
+
+        Args:
+            job: job id.
+            kind: of the question.
+            body: the question.
+            done: called with the answer.
+
+        Raises:
+            WireError: it has none, or several; or has such a question already.
+        """
+        supervisors = self._registry.supervisors(job)
+        if not supervisors:
+            raise WireError(f"job {job} is not supervised: no srun --auto-resume=1 runs in it now")
+        if len(supervisors) > 1:
+            many = f"job {job} has {len(supervisors)} supervised sruns now"
+            raise WireError(f"{many}: which of them is meant cannot be said")
+        question = _Question(f"job {job}", kind, supervisors[0], done)
+        self._ask(question, body, SUPERVISOR_SECONDS)
+
+    def _ask(self, question: _Question, body: msgspec.Raw, seconds: float) -> None:
+        node, kind, connection, _ = question
         with self._lock:
             if (node, kind) in self._asked:
                 raise WireError(f"{node} is being asked for {kind} already; try again")
             if len(self._under_way) >= MAX_UNDER_WAY:
                 raise WireError(f"{len(self._under_way)} nodes are being asked; try again")
             number = next(self._numbers)
-            self._under_way[number] = _Question(node, kind, connection, done)
+            self._under_way[number] = question
             self._asked.add((node, kind))
         connection.call_later(seconds, lambda: self._expire(number, seconds))
         connection.send(NodeRequest(number, kind, seconds, body))

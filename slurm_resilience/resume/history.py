@@ -21,6 +21,7 @@ from slurm_resilience.resume import report
 from slurm_resilience.resume.decide.classify import Ending, classify
 from slurm_resilience.resume.decide.goodput import Goodput, SpentAttempt, add_up
 from slurm_resilience.resume.decide.signatures import Category
+from slurm_resilience.resume.elastic.size_target import AskedSize
 
 SUFFIX = ".history"
 FOLDER = ".sres"
@@ -55,6 +56,8 @@ class PastAttempt(msgspec.Struct, frozen=True):
     """Kind of fault → seconds in which nothing stepped, though the attempt lived on."""
     phases: dict[str, float] = {}
     """Phase of the way here from the attempt before → seconds since the fault was noticed."""
+    target: AskedSize = AskedSize()
+    """The number of nodes that a person has asked for; 0 nodes: none has."""
     next_way: str = ""
     """The way on if a node failed now, in words; empty: not known."""
 
@@ -175,6 +178,18 @@ class AttemptHistory:
             last, stopped=last.stopped | {cause: known + seconds}
         )
         self._write()
+
+    @property
+    def target(self) -> AskedSize:
+        """Return the number of nodes that a person asked for last."""
+        asked = (past.target for past in reversed(self.attempts) if past.target.by)
+        return next(asked, AskedSize())
+
+    def aims_at(self, target: AskedSize) -> None:
+        """Note the number of nodes that a person has asked for."""
+        if target.by and target != self.attempts[-1].target:
+            self.attempts[-1] = msgspec.structs.replace(self.attempts[-1], target=target)
+            self._write()
 
     def goodput(self) -> Goodput | None:
         """Return where the time went; None: nothing was lost, or no attempt has ended."""

@@ -26,6 +26,7 @@ from slurm_resilience.resume.crash_watch import CrashWatch, GatheringStage
 from slurm_resilience.resume.decide.budgets import spent
 from slurm_resilience.resume.decide.classify import Cause, Ending, classify
 from slurm_resilience.resume.elastic.elastic_size import ElasticSize
+from slurm_resilience.resume.elastic.size_target import SizeTarget
 from slurm_resilience.resume.evidence import gather_evidence, hear_cancels
 from slurm_resilience.resume.fence import Fence
 from slurm_resilience.resume.first_step import (
@@ -170,10 +171,13 @@ class Supervisor:
         self._recovery = Recovery(self._context, step_size, min_nodes)
         self._allocation.companions.supervisor = host_calls.pid
         self._allocation.companions.size = size
+        self._allocation.companions.target = target = SizeTarget(size, wake.set)
+        link.on_resize(target.take)
         self._planned: PlannedAttempt | None = None
         self._attempt: Attempt | None = None
         folder = Path(self._fence.directory).parent if self._fence.directory else None
         self._history = AttemptHistory(folder, job.id, restarts, command.argv, host_calls.pid)
+        target.keep = self._history.aims_at
         self._keeps_history = False
         """The job is requeued, and its next start goes on from here."""
         self._starting: report.RecoveryBlock | None = None
@@ -189,6 +193,7 @@ class Supervisor:
         if self._fence.restarts:
             end_earlier(self._allocation)
         self._history.begin(self._context.clock)
+        self._allocation.companions.target.restore(self._history.target)
         if self._fence.restarts:
             # Late: nothing is to be told of a job's first start.
             from slurm_resilience.resume import requeue_report
@@ -220,6 +225,7 @@ class Supervisor:
                 self._look_back(ending.ran_for, ending.made_progress)
                 began = self._history.attempts[-1].started
                 lost = self._fence.lost_seconds(began, ending.ended_at)
+                self._history.aims_at(self._allocation.companions.target.present)
                 self._history.end(ending, cause.reason, self._fence.progress(), lost)
                 following = self._next(cause, noticed, number)
                 if following is None:

@@ -11,8 +11,10 @@ import queue
 import select
 import socket
 import threading
-from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterable, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import msgspec
 
 from slurm_resilience.clock import SYSTEM_CLOCK
 from slurm_resilience.errors import SresError
@@ -20,12 +22,17 @@ from slurm_resilience.model import Node
 from slurm_resilience.resume import report
 from slurm_resilience.resume.allocation.last_words import LastWords
 from slurm_resilience.wire.messages import (
+    RESIZE,
     AttemptStarted,
     Evidence,
     EvidenceRequest,
     Message,
+    NodeAnswer,
+    NodeRequest,
     NodeVerdict,
     Refused,
+    ResizeOrder,
+    ResizeTaken,
     Status,
     StatusRequest,
 )
@@ -118,6 +125,13 @@ class _Addresses:
         self._turn += 1
 
 
+class _Identity(NamedTuple):
+    """The proof of who the two sides are."""
+
+    munge_socket: str
+    trusted_uids: frozenset[int]
+
+
 class SupervisorLink:
     """Send what the supervisor does; collect what sresctld tells about its nodes."""
 
@@ -130,7 +144,8 @@ class SupervisorLink:
         trusted_uids: frozenset[int],
     ) -> None:
         self._addresses, self._job = _Addresses(hosts, port), job
-        self._munge_socket, self._trusted = munge_socket, trusted_uids
+        self._identity = _Identity(munge_socket, trusted_uids)
+        self._resize: Callable[[ResizeOrder], ResizeTaken] | None = None
         self._outbox: queue.Queue[Message] = queue.Queue()
         self._verdicts = KnownVerdicts()
         self._current: AttemptStarted | None = None
@@ -153,6 +168,14 @@ class SupervisorLink:
     def start(self) -> None:
         """Connect, in a thread."""
         self._thread.start()
+
+    def on_resize(self, take: Callable[[ResizeOrder], ResizeTaken]) -> None:
+        """Have a person's order heard.
+
+        Args:
+            take: takes another target, or raises `SresError`; called in the link's thread.
+        """
+        self._resize = take
 
     def close(self) -> None:
         """Send what is queued, then end."""
@@ -252,8 +275,8 @@ class SupervisorLink:
         with Connection.open(
             *self._addresses.present,
             "query",
-            munge_socket=self._munge_socket,
-            trusted_uids=self._trusted,
+            munge_socket=self._identity.munge_socket,
+            trusted_uids=self._identity.trusted_uids,
             timeout=CONNECT_SECONDS,
         ) as connection:
             answer = connection.ask(StatusRequest("history", "", MOST_EVENTS))
@@ -282,8 +305,8 @@ class SupervisorLink:
                     *self._addresses.present,
                     "job",
                     str(self._job),
-                    munge_socket=self._munge_socket,
-                    trusted_uids=self._trusted,
+                    munge_socket=self._identity.munge_socket,
+                    trusted_uids=self._identity.trusted_uids,
                     timeout=CONNECT_SECONDS,
                 ) as connection:
                     self.connected.set()
@@ -339,6 +362,17 @@ class SupervisorLink:
                 self._note_checks(message)
         elif isinstance(message, Refused):
             self.refusal = message.reason
+        elif isinstance(message, NodeRequest):
+            self.send(self._answer(message))
+
+    def _answer(self, request: NodeRequest) -> NodeAnswer:
+        if request.kind != RESIZE or self._resize is None:
+            return NodeAnswer(request.id, refused=f"a supervisor does not know {request.kind!r}")
+        try:
+            taken = self._resize(msgspec.msgpack.decode(request.body, type=ResizeOrder))
+        except (SresError, msgspec.DecodeError) as error:
+            return NodeAnswer(request.id, refused=str(error))
+        return NodeAnswer(request.id, msgspec.Raw(msgspec.msgpack.encode(taken)))
 
     def _note_checks(self, evidence: Evidence) -> None:
         self._verdicts.checks_run = evidence.checks == "running"

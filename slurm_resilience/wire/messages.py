@@ -344,6 +344,32 @@ class NodeQuestion(msgspec.Struct, frozen=True, tag=True):
     seconds: float = 10.0
 
 
+RESIZE = "resize"
+"""The kind of question that a `ResizeOrder` is."""
+
+
+class ResizeRequest(msgspec.Struct, frozen=True, tag=True):
+    """A job's owner, root or SlurmUser asks for another number of nodes of its elastic step; the
+    answer is the supervisor's `NodeAnswer`, with a `ResizeTaken`."""
+
+    job: int
+    nodes: int
+
+
+class ResizeOrder(msgspec.Struct, frozen=True):
+    """The same for the supervisor, in a `NodeRequest`; sresctld knows who asks."""
+
+    nodes: int
+    uid: int
+
+
+class ResizeTaken(msgspec.Struct, frozen=True):
+    """The target that a supervisor has from now on, and the one before."""
+
+    nodes: int
+    before: int
+
+
 class AttemptStarted(msgspec.Struct, frozen=True, tag=True):
     """A supervisor keeps this job's step alive, and the step now runs on these nodes."""
 
@@ -514,6 +540,7 @@ Message = (
     | NodeRequest
     | NodeAnswer
     | NodeQuestion
+    | ResizeRequest
     | AttemptStarted
     | AttemptEnded
     | RequeueRequest

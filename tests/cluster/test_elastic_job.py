@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,11 +16,13 @@ from jobs import all_idle
 from test_living_step import XID, Run
 
 from slurm_resilience.lab import Lab, LabSpec
+from slurm_resilience.lab.programs import own_bin
 
 WaitFor = Callable[..., Any]
 ROOT = Path(__file__).parents[2]
 PATIENCE_SECONDS = 400.0
 """For each part of the long test: it takes so long on a machine that is very busy."""
+
 PROGRAM = ROOT / "tests/training/programs/elastic.py"
 SCAVENGE = "scavenge Nodes=ALL PriorityTier=1 GraceTime=20 PreemptMode=CANCEL MaxTime=INFINITE"
 MAIN = "main Nodes=ALL Default=YES MaxTime=INFINITE PriorityTier=10 PreemptMode=OFF"
@@ -91,6 +94,37 @@ def test_a_sick_node_of_the_job_is_left_when_another_one_is_in(
     run.end()
     wait_for(lambda: "srun ended with 0" in run.ended(), 30, run)
     wait_for(lambda: all_idle(lab), 60, "every node is idle again")
+
+
+def test_a_person_resizes_a_step_while_it_runs(
+    fresh_lab: Callable[[LabSpec], Lab], wait_for: WaitFor, tmp_path: Path
+) -> None:
+    lab = fresh_lab(spec(4))
+    run = Run(lab, tmp_path, nodes=2, srun="--auto-resume-max-nodes=4")
+
+    def resize(nodes: int) -> str:
+        done = lab.run([str(own_bin() / "sres"), "job", "resize", run.id, str(nodes)])
+        return done.stdout + done.stderr
+
+    wait_for(lambda: run.world(0) == 4, 90, run)
+    wait_for(lambda: len(run.event("grew")) == 2, 30, run)
+    assert "to have 2 nodes, was 4" in resize(2)
+    wait_for(lambda: run.world(0) == 2, 60, run)
+    wait_for(lambda: len(run.event("shrank")) == 2, 30, run)
+    assert "2 nodes is its target already" in resize(2)
+    assert "at most 4, as its srun says" in resize(5)
+    assert "keeps the 2 that it was started on" in resize(1)
+    assert "to have 3 nodes, was 2" in resize(3)
+    wait_for(lambda: run.world(0) == 3, 60, run)
+    # The nodes came only by this order, and the job's own ranks were never started again.
+    assert "resized to 2 nodes by root" in run.text()
+    assert not [seat for seat in (0, 1) if run.lines(seat, 1)] and not run.event("noticed")
+    words = [str(own_bin() / "sres"), "job", "show", run.id, f"--directory={tmp_path}"]
+    shown = lab.run(words, check=True).stdout
+    assert "3 nodes, asked for by root" in shown and "to 3 nodes by root" in shown, shown
+    run.end()
+    wait_for(lambda: "srun ended with 0" in run.ended(), 30, run)
+    wait_for(lambda: all_idle(lab), 30, "every node is idle again")
 
 
 class Training:
@@ -185,5 +219,34 @@ def changes_of_size(fresh_lab: Callable[[LabSpec], Lab], wait_for: WaitFor, tmp_
         subprocess.run([sys.executable, *words], check=True, timeout=PATIENCE_SECONDS)
 
 
+@pytest.mark.timeout(4 * PATIENCE_SECONDS)
+def resized_by_a_person(
+    fresh_lab: Callable[[LabSpec], Lab], wait_for: WaitFor, tmp_path: Path
+) -> None:
+    """4 → 2 → 4 nodes by a person's word: the same samples, and the same bits, as at one size."""
+    sizes, steps = "4,2,4", 15
+    fixed = Training(tmp_path / "fixed", 2, "", steps)
+    elastic = Training(tmp_path / "elastic", 1, sizes, steps)
+    clean = {k: v for k, v in os.environ.items() if not k.startswith(("SRES_", "SLURM_"))}
+    clean |= {"OMP_NUM_THREADS": "1", "TMPDIR": str(tmp_path)}
+    subprocess.run(fixed.line, env=clean, cwd=tmp_path, check=True, timeout=PATIENCE_SECONDS)
+    lab = fresh_lab(spec(4))
+    run = Run(
+        lab,
+        elastic.folder,
+        nodes=2,
+        srun="--auto-resume-max-nodes=4 env OMP_NUM_THREADS=1",
+        line=" ".join(elastic.line),
+    )
+    for size, step in ((2, 5), (4, 10)):
+        wait_for(partial(elastic.waits_for, size, step), PATIENCE_SECONDS, run)
+        lab.run([str(own_bin() / "sres"), "job", "resize", run.id, str(size)], check=True)
+    wait_for(lambda: "srun ended with 0" in run.ended(), PATIENCE_SECONDS, run)
+    assert elastic.worlds() == [int(size) for size in sizes.split(",") for _ in range(5)]
+    elastic.check_samples()
+    assert elastic.digest() == fixed.digest()
+
+
 if "SRES_TEST_ELASTIC" in os.environ:  # minutes, on a busy machine
+    test_resized_by_a_person = resized_by_a_person
     test_changes_of_size = changes_of_size

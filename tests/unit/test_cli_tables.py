@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import time
 
+import msgspec
 import pytest
 
 from slurm_resilience.cli import tables
+from slurm_resilience.cli.controller import ClusterView
 from slurm_resilience.cli.node_read import _row
 from slurm_resilience.cli.tables import (
     clock_time,
@@ -18,7 +20,9 @@ from slurm_resilience.cli.tables import (
     table,
 )
 from slurm_resilience.cli.view import is_faulty, node_view, slurm_state
+from slurm_resilience.errors import SresError
 from slurm_resilience.model import Job, Node
+from slurm_resilience.wire.messages import Message, NodeAnswer, ResizeRequest, Status
 
 COLUMNS = ("NODE", "STATE", "HEALTH", "SRESD", "REASON", "JOBS", "SINCE")
 
@@ -119,3 +123,30 @@ def test_text_without_room_stands_under_its_row(monkeypatch: pytest.MonkeyPatch)
     assert shown[1].startswith("1") and shown[2].startswith("    no beat for 4.2 s")
     assert shown[-1] == "    sick" and max(map(len, shown)) <= 50
     assert len(table(("ID", "REASON"), [("1", "short")]).splitlines()) == 2
+
+
+@pytest.mark.parametrize(
+    ("answer", "why"),
+    [
+        (NodeAnswer(1, refused="no\x1b[2J\nmore"), r"not resized: no\?\[2J more"),
+        (NodeAnswer(1, msgspec.Raw(b"\xc0")), "no answer of a supervisor"),
+        (Status({}), "sresctld answered a Status"),
+    ],
+)
+def test_what_a_users_program_answers_to_a_resize_harms_no_terminal(
+    answer: Message, why: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Wire:
+        def __enter__(self) -> Wire:
+            return self
+
+        def __exit__(self, *_: object) -> None:
+            """It has nothing to close."""
+
+        def ask(self, asked: Message, _: float) -> Message:
+            assert asked == ResizeRequest(7, 3)
+            return answer
+
+    monkeypatch.setattr(ClusterView, "connect", lambda _: Wire())
+    with pytest.raises(SresError, match=why):
+        ClusterView().resize(7, 3)

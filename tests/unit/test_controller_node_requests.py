@@ -36,11 +36,15 @@ class Agent:
 class Site:
     def __init__(self) -> None:
         self.agents: dict[str, Any] = {"n1": Agent("n1"), "n2": Agent("n2")}
+        self.of_jobs: dict[int, list[Any]] = {7: [Agent("7")], 8: [Agent("8"), Agent("8")]}
         self.requests = NodeRequests(self)  # type: ignore[arg-type]
         self.answers: list[NodeAnswer] = []
 
     def agent_connection(self, node: str) -> Any:
         return self.agents.get(node)
+
+    def supervisors(self, job: int) -> list[Any]:
+        return self.of_jobs.get(job, [])
 
     def ask(self, node: str = "n1", kind: str = "send-log", seconds: float = 5.0) -> None:
         self.requests.ask(node, kind, BODY, seconds, self.answers.append)
@@ -130,3 +134,20 @@ def test_so_many_are_under_way_and_no_more(site: Site, monkeypatch: pytest.Monke
     site.ask()
     with pytest.raises(WireError, match="1 nodes are being asked"):
         site.ask("n2")
+
+
+def test_the_supervisor_of_a_job_is_asked(site: Site) -> None:
+    site.requests.ask_supervisor(7, "resize", BODY, site.answers.append)
+    (supervisor,) = site.of_jobs[7]
+    (asked,) = supervisor.asked
+    answer = NodeAnswer(asked.id)
+    site.requests.answered(supervisor, answer)
+    assert asked.kind == "resize" and site.answers == [answer]
+
+
+@pytest.mark.parametrize(
+    ("job", "why"), [(8, "has 2 supervised sruns now"), (9, "is not supervised")]
+)
+def test_a_job_without_one_supervisor_is_not_asked(site: Site, job: int, why: str) -> None:
+    with pytest.raises(WireError, match=f"job {job} {why}"):
+        site.requests.ask_supervisor(job, "resize", BODY, site.answers.append)

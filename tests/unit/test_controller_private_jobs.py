@@ -16,7 +16,13 @@ from slurm_resilience.controller.registry import Registry
 from slurm_resilience.errors import NotFound, SresError
 from slurm_resilience.model import Job
 from slurm_resilience.slurm.client import ClusterInfo
-from slurm_resilience.wire.messages import Hello, StatusRequest
+from slurm_resilience.wire.messages import (
+    Hello,
+    NodeAnswer,
+    ResizeOrder,
+    ResizeRequest,
+    StatusRequest,
+)
 from slurm_resilience.wire.server import NotKnownYet
 
 ALICE, BOB = 1001, 1002
@@ -130,6 +136,55 @@ def test_another_users_job_is_refused_like_one_that_does_not_exist(hides: bool) 
     assert asked == []
     assert (answer(8, ALICE) == answer(9, ALICE)) is hides
     assert asked == ([8, 9] if hides else [9])
+
+
+@pytest.mark.parametrize(
+    ("uid", "hides", "why"),
+    [
+        (ALICE, True, ""),
+        (0, True, ""),
+        (BOB, False, "job 7 is not yours"),
+        (BOB, True, "job 7 does not exist or has ended"),
+    ],
+)
+def test_a_jobs_owner_and_administrators_resize_it(uid: int, hides: bool, why: str) -> None:
+    clock = FakeClock()
+    registry = Registry(clock)
+    job = Job(7, ALICE, "RUNNING")
+    inbox = Inbox(
+        registry,
+        trusted_uids=frozenset({0}),
+        lookups=JobLookups(lambda _: job, clock, lambda: hides),
+        history=lambda _: ({}, ""),
+        clock=clock,
+    )
+    inbox.know((), {7: job})
+
+    class Asking:
+        def __init__(self, role: str, subject: str, uid: int) -> None:
+            self.role, self.subject, self.uid = role, subject, uid
+            self.told: list[Any] = []
+
+        def send(self, message: object) -> None:
+            self.told.append(message)
+
+        def call_later(self, *_: object) -> None:
+            """The answer comes in time."""
+
+    supervisor: Any = Asking("job", "7", ALICE)
+    asker: Any = Asking("query", "", uid)
+    inbox.opened(supervisor)
+    inbox.received(asker, ResizeRequest(7, 3))
+    if why:
+        assert [refused.reason for refused in asker.told] == [why]
+        assert supervisor.told == []
+        return
+    (order,) = supervisor.told
+    assert msgspec.msgpack.decode(order.body, type=ResizeOrder) == ResizeOrder(3, uid)
+    inbox.received(supervisor, NodeAnswer(order.id))
+    assert asker.told == [NodeAnswer(order.id)]
+    (noted,) = inbox.take()
+    assert (noted.job, noted.message, noted.connection.uid) == (7, ResizeRequest(7, 3), uid)
 
 
 def test_where_nodes_are_hidden_a_user_is_told_of_own_jobs_alone() -> None:

@@ -10,9 +10,11 @@ from slurm_resilience.launcher.flags import SeatSpan
 from slurm_resilience.launcher.node_rank import find_node_rank
 from slurm_resilience.model import Job
 from slurm_resilience.resume.elastic.elastic_size import ElasticSize, elastic_size
+from slurm_resilience.resume.elastic.size_target import AskedSize, SizeTarget
 from slurm_resilience.resume.srun.srun_options import BUILTIN, split
 from slurm_resilience.resume.srun.step_size import fewest_nodes, leave_spares
 from slurm_resilience.training.rank_environment import read_environment
+from slurm_resilience.wire.messages import ResizeOrder, ResizeTaken
 
 JOB = Job(7, 0, "RUNNING", nodes=("n1", "n2"), exclusive=True)
 
@@ -105,3 +107,42 @@ def test_ranks_of_a_launcher() -> None:
     seat = {"SRES_SEAT": "7", "SRES_SEATS": "8", "LOCAL_WORLD_SIZE": "2", "SRES_MIN_WORLD": "4"}
     found = read_environment(seat | {"SRES_NODES": "2:4", "NNODES": "2", "SRES_MEET": "dir:/x"})
     assert (found.seat, found.seats, found.min_world, found.core) == (7, 8, 4, 4)
+
+
+def test_a_person_changes_the_target_of_a_step() -> None:
+    news: list[int] = []
+    target = SizeTarget(size("--auto-resume-max-nodes=4"), lambda: news.append(1))
+    assert target.present == AskedSize(4)
+    assert target.take(ResizeOrder(3, 0)) == ResizeTaken(3, 4)
+    assert target.present == AskedSize(3, "root") and news
+    assert target.take(ResizeOrder(3, 4_000_000)) == ResizeTaken(3, 3)
+    assert target.present.by == "root", "who asked first is told"
+    target.take(ResizeOrder(2, 4_000_000))
+    assert target.present.by == "uid 4000000"
+
+
+@pytest.mark.parametrize(
+    ("words", "nodes", "why"),
+    [
+        ([], 2, "its srun keeps its size"),
+        (["--auto-resume-max-nodes=4"], 1, "keeps the 2 that it was started on"),
+        (["--auto-resume-max-nodes=4"], 5, "at most 4, as its srun says"),
+        (["--auto-resume-sizes=2,4,8"], 6, "no size of this step; near are 2, 4, 8"),
+        (["--auto-resume-max-nodes=8", "--auto-resume-step-nodes=2"], 3, "near are 2, 4, 6, 8"),
+    ],
+)
+def test_a_target_that_a_step_cannot_have_is_refused(
+    words: list[str], nodes: int, why: str
+) -> None:
+    target = SizeTarget(size(*words), lambda: None)
+    before = target.present
+    with pytest.raises(UsageError, match=why):
+        target.take(ResizeOrder(nodes, 0))
+    assert target.present == before
+
+
+def test_after_a_requeue_the_target_holds_where_the_step_can_still_have_it() -> None:
+    for asked, held in ((AskedSize(3, "alice"), 3), (AskedSize(9, "alice"), 4), (AskedSize(), 4)):
+        target = SizeTarget(size("--auto-resume-max-nodes=4"), lambda: None)
+        target.restore(asked)
+        assert target.present.nodes == held

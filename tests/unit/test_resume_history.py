@@ -9,11 +9,12 @@ import msgspec
 import pytest
 
 from slurm_resilience.cli.job_commands import _attempt_view, _attempts_table, _outlook
-from slurm_resilience.clock import SystemClock
+from slurm_resilience.clock import SYSTEM_CLOCK, SystemClock
 from slurm_resilience.config import ResumeSettings
 from slurm_resilience.resume.attempt import PROGRESS
 from slurm_resilience.resume.decide.classify import Cause, Ending
 from slurm_resilience.resume.decide.plan import PlanFacts, plan
+from slurm_resilience.resume.elastic.size_target import AskedSize
 from slurm_resilience.resume.fence import Fence
 from slurm_resilience.resume.history import (
     FOLDER,
@@ -208,3 +209,15 @@ def test_an_undisturbed_run_has_lost_nothing(tmp_path: Path) -> None:
     past = read(files(tmp_path)[0])
     assert goodput_of(past) is None
     assert goodput_of(past, now=100.0) is None
+
+
+def test_the_size_that_a_person_asked_for_outlives_a_requeue(tmp_path: Path) -> None:
+    history = AttemptHistory(tmp_path, 7, 0, ("train",))
+    history.start(1, ("n1",), 10.0)
+    history.aims_at(AskedSize(4))
+    assert history.target == AskedSize(), "it follows from srun's options"
+    history.aims_at(AskedSize(3, "alice"))
+    again = AttemptHistory(tmp_path, 7, 1, ("train",), supervisor=1)
+    again.begin(SYSTEM_CLOCK)
+    again.start(2, ("n1",), 20.0)
+    assert again.target == AskedSize(3, "alice")

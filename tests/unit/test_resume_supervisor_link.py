@@ -10,18 +10,24 @@ import socket
 import threading
 from typing import Any
 
+import msgspec
 import pytest
 
+from slurm_resilience.errors import UsageError
 from slurm_resilience.model import Node
 from slurm_resilience.resume import supervisor_link
 from slurm_resilience.resume.supervisor_link import SupervisorLink
 from slurm_resilience.wire.messages import (
+    RESIZE,
     AttemptEnded,
     AttemptStarted,
     Evidence,
     EvidenceRequest,
     Message,
+    NodeRequest,
     NodeVerdict,
+    ResizeOrder,
+    ResizeTaken,
 )
 
 
@@ -75,6 +81,32 @@ def test_what_is_queued_at_the_end_is_sent_and_nothing_is_left_unread(
     thread.join(30)
     assert not thread.is_alive()
     assert wire.sent == [started, EvidenceRequest(started.nodes), ended]
+
+
+def test_a_person_s_order_is_answered() -> None:
+    link = SupervisorLink(("localhost",), 1, 7, "", frozenset({0}))
+    order = msgspec.Raw(msgspec.msgpack.encode(ResizeOrder(3, 0)))
+    junk = msgspec.Raw(b"\xc0")
+    asked = [(RESIZE, order), (RESIZE, order), ("sing", junk), (RESIZE, junk)]
+    requests = [NodeRequest(n, kind, 5.0, body) for n, (kind, body) in enumerate(asked)]
+    taken: list[ResizeOrder] = []
+
+    def take(heard: ResizeOrder) -> ResizeTaken:
+        taken.append(heard)
+        if len(taken) > 1:
+            raise UsageError("3 nodes: too many")
+        return ResizeTaken(3, 4)
+
+    link.on_resize(take)
+    answers: list[Any] = []
+    for request in requests:
+        link._hear(request)
+        answers.append(link._outbox.get_nowait())
+    assert [answer.id for answer in answers] == [0, 1, 2, 3]
+    assert msgspec.msgpack.decode(answers[0].body, type=ResizeTaken) == ResizeTaken(3, 4)
+    assert answers[1].refused == "3 nodes: too many"
+    assert answers[2].refused == "a supervisor does not know 'sing'"
+    assert answers[3].refused and taken == [ResizeOrder(3, 0)] * 2
 
 
 def test_a_user_may_leave_us_many_open_files(monkeypatch: Any) -> None:

@@ -242,6 +242,70 @@ def test_only_the_sizes_that_are_allowed() -> None:
     assert isinstance(action, ev.AskGroupToLeave) and action.steps == (3, 4, 5, 6)
 
 
+def test_a_person_has_the_youngest_leave_and_come_back() -> None:
+    story = grown(1, 1, 1)
+    story.tell(ev.TargetSet(3, "alice"))
+    asked = story.tick(1.0)
+    assert [a.steps for a in asked if isinstance(a, ev.AskGroupToLeave)] == [(2,), (3,)]
+    assert story.tick(7200.0) == [], "a step may take hours, and none is killed"
+    for step, rank in ((2, 3), (3, 4)):
+        del story.training[rank]
+        (said, _) = story.tell(ev.GroupStepEnded(step, 0))
+        assert isinstance(said, ev.SayShrank) and said.reason == "resized to 3 nodes by alice"
+    assert story.tick(3600.0) == [], "what a person does not want is not asked for"
+    story.tell(ev.TargetSet(4, "alice"))
+    assert [a.group for a in story.tick() if isinstance(a, ev.AskForGroup)] == [1]
+
+
+def test_a_request_that_still_waits_is_taken_back_before_ranks_leave() -> None:
+    story = Story(size(1, 1))
+    story.tick()
+    story.grant(1)
+    story.step_in(1)
+    story.tell(ev.TargetSet(3, "alice"))
+    assert [type(a) for a in story.tick()] == [ev.GiveBack]
+    assert (story.state(0), story.state(1)) == (GroupState.VACANT, GroupState.IN)
+
+
+def test_a_later_word_counts_while_an_earlier_one_is_carried_out() -> None:
+    story = grown(1, 1)
+    story.tell(ev.TargetSet(2, "alice"))
+    story.tick()
+    story.tell(ev.TargetSet(4, "alice"))
+    story.tick()
+    assert story.state(0) is GroupState.LEAVING, "its ranks were asked already"
+    for step, rank in ((1, 2), (2, 3)):
+        del story.training[rank]
+        story.tell(ev.GroupStepEnded(step, 0))
+    assert len([a for a in story.tick(30.0) if isinstance(a, ev.AskForGroup)]) == 2
+
+
+def test_a_resize_waits_while_a_loss_is_mended() -> None:
+    story = grown(1)
+    held, story.training = story.training, {}
+    story.look()
+    story.tell(ev.TargetSet(2, "alice"))
+    assert story.tick() == []
+    story.training = held
+    story.look()
+    assert [type(a) for a in story.tick()] == [ev.AskGroupToLeave]
+
+
+def test_who_leaves_for_a_person_and_dies_is_not_waited_for() -> None:
+    story = grown(2)
+    story.tell(ev.TargetSet(2, "alice"))
+    story.tick()
+    story.tell(NodesFaulty((FaultyNode("g2", "no beat", True),)))
+    assert [type(a) for a in story.tick(120.0)] == [ev.SayShrank, ev.GiveBack]
+
+
+def test_named_sizes_are_reached_from_the_last_one() -> None:
+    story = grown(2, 4, in_order=True)
+    story.tell(ev.TargetSet(4, "alice"))
+    (action,) = story.tick()
+    assert isinstance(action, ev.AskGroupToLeave) and action.steps == (3, 4, 5, 6)
+
+
 @pytest.mark.parametrize("state", ["PREEMPTED", "CANCELLED", ""])
 def test_a_companion_that_ended_takes_its_ranks_with_it(state: str) -> None:
     story = grown(1)
@@ -252,7 +316,10 @@ def test_a_companion_that_ended_takes_its_ranks_with_it(state: str) -> None:
 
 
 EVENTS = st.lists(
-    st.tuples(st.integers(0, 3), st.sampled_from(["grant", "in", "end", "die", "sick", "gone"])),
+    st.tuples(
+        st.integers(0, 3),
+        st.sampled_from(["grant", "in", "end", "die", "sick", "gone", "resize"]),
+    ),
     max_size=40,
 )
 
@@ -271,10 +338,25 @@ def test_whatever_happens_no_companion_is_forgotten(
         held = {g.companion for g in story.plan.groups if g.companion}
         assert held == set(story.jobs)
         assert len({slot.rank for slot in story.plan.slots}) == len(story.plan.slots)
+    wanted = story.plan._size.reached.index(story.plan._target.nodes)
     for _ in range(6):
-        story.training = {0: "n1", 1: "n2"}
-        story.tick(4000.0)
-    assert story.state(0) is GroupState.ASKED or story.jobs
+        _settle(story)
+    here = [g for g in story.plan.groups[:-1] if g.state is not GroupState.VACANT]
+    assert len(here) == wanted, "no more than a person wants, and no fewer"
+
+
+def _settle(story: Story) -> None:
+    """Have ranks leave that were asked to, and the others step."""
+    for group in story.plan.groups:
+        for step in group.steps if group.state is GroupState.LEAVING else ():
+            story.tell(ev.GroupStepEnded(step, 0))
+        if group.state is GroupState.ASKED and group.companion:
+            story.grant(group.number)
+    live = [g for g in story.plan.groups if g.state in (GroupState.JOINING, GroupState.IN)]
+    story.training = {0: "n1", 1: "n2"} | {r: f"g{r}" for g in live for r in g.ranks}
+    story.look()
+    story.tell(ev.NodesSick(()))
+    story.tick(4000.0)
 
 
 def _happen(story: Story, number: int, what: str) -> None:
@@ -290,5 +372,7 @@ def _happen(story: Story, number: int, what: str) -> None:
         story.tell(NodesFaulty((FaultyNode(group.nodes[-1], what, True),)))
     elif what == "sick":
         story.tell(sick(*group.nodes[-1:]))
+    elif what == "resize":
+        story.tell(ev.TargetSet(story.plan._size.reached[number], "alice"))
     elif what == "gone" and group.companion:
         story.tell(ev.CompanionSeen(group.companion, "", ()))

@@ -43,6 +43,7 @@ from slurm_resilience.wire.messages import (
     LeftNode,
     PauseRequest,
     RequeueRequest,
+    ResizeRequest,
     SparesResume,
     WrongResults,
 )
@@ -218,6 +219,10 @@ def notes_of(snapshot: ClusterSnapshot, heard: InboxMessage) -> Iterator[Note]:
                 PendingRequeue(job.id, reason, True, job.restarts, snapshot.now)
             )
             yield NoteJob(job.id, "requeue-asked", reason, uid=job.uid)
+        case ResizeRequest(_, nodes) if job is not None:
+            uid = heard.connection.uid
+            who = "root" if uid == 0 else f"uid {uid}"
+            yield NoteJob(job.id, "resized", f"to {nodes} nodes by {who}", uid=job.uid)
         case WrongResults() | LeftNode() if job is not None:
             yield from _named(snapshot, job, message)
         case PauseRequest():

@@ -14,6 +14,7 @@ from slurm_resilience.model import Job, Node
 from slurm_resilience.resume import report
 from slurm_resilience.resume.decide.plan import PlanFacts
 from slurm_resilience.resume.elastic.elastic_size import ElasticSize
+from slurm_resilience.resume.elastic.size_target import SizeTarget
 from slurm_resilience.slurm.client import SlurmClient
 
 TABLE_TRIES = 5
@@ -46,6 +47,8 @@ class Companions(msgspec.Struct):
     """The reason for which the step cannot be spread over several allocations."""
     size: ElasticSize | None = None
     """The sizes of a living step that grows by further companions; None: it does not."""
+    target: SizeTarget = msgspec.field(default_factory=SizeTarget)
+    """The number of nodes that such a step is to have."""
 
     @property
     def nodes(self) -> tuple[str, ...]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from itertools import pairwise
+from itertools import accumulate, pairwise
 
 import msgspec
 
@@ -48,6 +48,11 @@ class ElasticSize(msgspec.Struct, frozen=True):
     @property
     def most(self) -> int:
         return self.core + sum(self.groups)
+
+    @property
+    def reached(self) -> tuple[int, ...]:
+        """Return the numbers of nodes that it has as one group after the other comes."""
+        return tuple(accumulate(self.groups, initial=self.core))
 
     def ranks(self, group: int) -> range:
         """Return the node ranks of a group, which come behind those of the groups before it."""

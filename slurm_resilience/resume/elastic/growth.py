@@ -20,6 +20,7 @@ from slurm_resilience.resume.elastic import size_events as ev
 from slurm_resilience.resume.elastic.companion_requests import CompanionRequests
 from slurm_resilience.resume.elastic.elastic_size import ElasticSize
 from slurm_resilience.resume.elastic.size_plan import SizePlan
+from slurm_resilience.resume.elastic.size_target import AskedSize
 from slurm_resilience.resume.live_step.join_step import (
     join_command,
     join_numbers,
@@ -75,6 +76,7 @@ class Growth:
         self._sruns: dict[int, SrunStep] = {}
         """Those that run, by their number among the attempt's steps."""
         self._answers: deque[ev.SizeEvent] = deque()
+        self._target = AskedSize(size.most)
         settings = size.settings
         self._requests = CompanionRequests(
             context, settings.partition, settings.qos, lambda number: self._sruns.get(number)
@@ -100,6 +102,7 @@ class Growth:
         """
         self._core, self._master_address = core, master_address
         self._history.note(seen.peers, seen.running, seen.generation, seen.step)
+        self._look_at_target()
         self._tell(seen)
         for number, step in list(self._sruns.items()):
             failed = tuple(step.failed_nodes)  # a copy: it grows in another thread
@@ -110,6 +113,16 @@ class Growth:
         for event in self._requests.take():
             self._tell(event)
         self._tell(Tick())
+
+    def _look_at_target(self) -> None:
+        held = self._context.allocation.companions.target
+        target = held.present
+        if target.by and target != self._target:
+            self._target = target
+            held.keep(target)
+            report.say(f"resized to {target.nodes} nodes by {target.by}")
+            self._context.events.write("resized", size=target.nodes, by=target.by)
+            self._tell(ev.TargetSet(target.nodes, target.by))
 
     def tell_sick(self, nodes: Iterable[FaultyNode]) -> None:
         """Tell the plan of all nodes that must be left and still work, the core's too."""

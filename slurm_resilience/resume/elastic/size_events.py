@@ -61,6 +61,14 @@ class NodesSick(msgspec.Struct, frozen=True):
     nodes: tuple[FaultyNode, ...]
 
 
+class TargetSet(msgspec.Struct, frozen=True):
+    """A person wants another number of nodes."""
+
+    nodes: int
+    """A size that the step has when one group after the other comes."""
+    by: str
+
+
 SizeEvent = (
     GroupAsked
     | CompanionSeen
@@ -70,6 +78,7 @@ SizeEvent = (
     | TrainingSeen
     | NodesFaulty
     | NodesSick
+    | TargetSet
     | Tick
 )
 

@@ -8,10 +8,14 @@ and asked for again when it was taken back.
 
 One more, the stand-in, is asked for when a node turns out to be sick that still works: that one is
 left when the stand-in's ranks step with the others, and the stand-in goes when all is whole again.
+
+All groups are wanted, unless a person has asked for fewer nodes: the youngest then leave as they do
+for Slurm, but in their own time.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from enum import Enum
@@ -130,6 +134,7 @@ class SizePlan:
         """Since when each node is known to be sick that still works."""
         self.lost = LostPeers()
         self._seen = TrainingSeen(0, (), -1, ())
+        self._target = ev.TargetSet(size.most, "")
 
     @property
     def slots(self) -> tuple[NodeSlot, ...]:
@@ -165,6 +170,8 @@ class SizePlan:
                 yield from self._on_nodes_faulty(event, now)
             case ev.NodesSick():
                 yield from self._on_nodes_sick(event, now)
+            case ev.TargetSet():
+                self._target = event
             case Tick():
                 yield from self._on_tick(now)
 
@@ -188,6 +195,8 @@ class SizePlan:
             yield from self._vacate(group, now, failed="the request for nodes was ended")
         elif group.state in (_S.JOINING, _S.IN) and not runs:
             self._begin_to_leave(group, f"job {group.companion} was ended", now)
+        elif group.state is _S.LEAVING and not runs:
+            group.deadline = min(group.deadline, now + GONE_SECONDS)
 
     def _slots(self, group: NodeGroup) -> tuple[NodeSlot, ...]:
         return tuple(
@@ -242,6 +251,7 @@ class SizePlan:
                 yield TellTraining(faulty)
                 self.lost.lose(faulty.node)
             self._begin_to_leave(group, f"{faulty.node}: {faulty.reason}", now)
+            group.deadline = min(group.deadline, now + GONE_SECONDS)
             if faulty.dead and len(group.nodes) == 1:
                 yield from self._vacate(group, now)
             else:
@@ -306,11 +316,34 @@ class SizePlan:
             elif group is self._stand_in and group.state is _S.ASKED and group.companion:
                 if not self._is_next(group):
                     yield from self._vacate(group, now)
+            elif group.state is _S.ASKED and group.companion and not self._is_wanted(group):
+                yield from self._vacate(group, now)
+            elif group.state is _S.IN and not self._is_wanted(group):
+                yield from self._let_go(group, now)
             elif group.state is _S.IN and not self._is_next(group):
                 others = "only some sizes are allowed"
                 reason = "all is whole again" if group is self._stand_in else others
                 self._begin_to_leave(group, reason, now)
                 yield ev.AskGroupToLeave(group.companion, group.steps)
+
+    def _let_go(self, group: NodeGroup, now: float) -> Iterator[ev.SizeAction]:
+        """Have a group leave that a person does not want any more: between two steps, however long
+        one takes, and not while a loss is mended."""
+        if self._steps_with_others(group):
+            reason = f"resized to {self._target.nodes} nodes by {self._target.by}"
+            self._begin_to_leave(group, reason, now)
+            group.deadline = math.inf
+            yield ev.AskGroupToLeave(group.companion, group.steps)
+
+    def _is_wanted(self, group: NodeGroup) -> bool:
+        """Return whether a person has not asked for fewer groups than there are with this one."""
+        count = self._size.reached.index(self._target.nodes)
+        if group is self._stand_in or count == len(self._size.groups):
+            return True
+        others = self.groups[:-1]
+        # In order each size has groups of its own; else those that have come first stay.
+        ordered = others if self._size.in_order else sorted(others, key=_seniority)
+        return group in ordered[:count]
 
     def _may_ask_for(self, group: NodeGroup) -> bool:
         """Return whether few enough requests wait in Slurm's queue: each is a job in it, and is
@@ -322,7 +355,18 @@ class SizePlan:
         """Return whether this group is wanted: those are in that have to come before it; or the
         stand-in is needed."""
         if group is self._stand_in:
-            whole = all(other.state is _S.IN for other in self.groups[:-1])
+            wanted = [other for other in self.groups[:-1] if self._is_wanted(other)]
+            whole = all(other.state is _S.IN for other in wanted)
             return bool(self._sick) or (group.state is _S.IN and not whole)
+        if not self._is_wanted(group):
+            return False
         before = self.groups[: group.number] if self._size.in_order else []
         return all(other.state is _S.IN for other in before)
+
+
+_STANDING = {_S.IN: 0, _S.JOINING: 1, _S.ASKED: 2, _S.VACANT: 3, _S.LEAVING: 4}
+
+
+def _seniority(group: NodeGroup) -> tuple[int, float, int]:
+    """Return what tells which groups stay where fewer are wanted, the first that stay first."""
+    return _STANDING[group.state], group.since if group.holds_nodes else 0.0, group.number

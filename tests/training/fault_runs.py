@@ -18,6 +18,8 @@ from warm_machine import QUIET, Forked, WarmMachine
 from slurm_resilience.lab import Lab
 
 TOY = Path(__file__).parent / "programs" / "toy.py"
+MESH = os.environ.get("SRES_TEST_MESH", "full")
+"""As `SRES_MESH`."""
 
 
 class Event(NamedTuple):
@@ -66,7 +68,7 @@ class Run:
         self.launchers: list[Forked] = []
         self._told: list[Event] = []
         self._read: dict[Path, int] = {}
-        more = {"SRES_INJECT": inject, **QUIET}
+        more = {"SRES_INJECT": inject, "SRES_MESH": MESH, **QUIET}
         more |= env or {}
         self.out.touch()
         for number in range(nodes):

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
-import logging
 import os
 import re
 import resource
 import signal
 import subprocess
+import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from threading import Event
@@ -34,8 +34,6 @@ from slurm_resilience.slurm.companion_job import (
 from slurm_resilience.slurm.hostlists import LastNodeLists, expand, fold
 from slurm_resilience.slurm.node_listing import NodeListing
 from slurm_resilience.slurm.topology import domains_of
-
-log = logging.getLogger("sres.slurm")
 
 _libc = ctypes.CDLL(None)
 _PR_SET_PDEATHSIG = 1
@@ -384,7 +382,7 @@ class CliClient:
             ) from None
         except OSError as error:
             raise MissingTool(f"{argv[0]} cannot be started: {error}") from None
-        log.debug("%s -> %d", " ".join(argv), done.returncode)
+        _note(argv, done.returncode)
         if done.returncode != 0 or _complained(program, done.stderr):
             raise _error(program, words, done.stderr or printed)
         if printed and not printed.endswith("\n"):
@@ -392,6 +390,15 @@ class CliClient:
             # what says that a node is out of service.
             raise SlurmError(f"{program} {words[0] if words else ''} printed half an answer")
         return printed + done.stderr if both else printed
+
+
+def _note(argv: Sequence[str], code: int) -> None:
+    """Log a command where a log is kept: a supervisor has none, and does not load the module."""
+    if "logging" in sys.modules:
+        # Imported all the same: another thread may be about to load it, and is waited for.
+        import logging
+
+        logging.getLogger("sres.slurm").debug("%s -> %d", " ".join(argv), code)
 
 
 def _lines(printed: bytes) -> str:

@@ -26,6 +26,7 @@ PLUGIN = "SRES_PLUGIN"
 LOAD_SECONDS = 1.0
 """From the start of a step until all is loaded that was left out for it."""
 LATE = (
+    "ClusterShell.NodeSet",
     "shutil",
     "statistics",
     "tempfile",

@@ -186,11 +186,17 @@ class Supervisor:
         """When Slurm was first seen to show its step, on the monotonic clock; 0: never."""
         self._layout: StepLayout | None = None
 
-    def run(self) -> int:
-        """Return srun's exit code (as a shell shows it), when the program has ended for good."""
+    def run(self, connect: Callable[[], None] = lambda: None) -> int:
+        """Return srun's exit code (as a shell shows it), when the program has ended for good.
+
+        Args:
+            connect: connects the link, in a thread of its own; called once, when a first step has
+                been started, or before that where a requeue is to be told of.
+        """
         self._host_calls.receive_signals(self._context.user_signals.on_signal)
         self._fence.begin()
         if self._fence.restarts:
+            connect()
             end_earlier(self._allocation)
         self._history.begin(self._context.clock)
         self._allocation.companions.target.restore(self._history.target)
@@ -217,7 +223,11 @@ class Supervisor:
                 started = self._start(number, again=step is not None)
                 if started is None:
                     return self._code_without_step()
-                step = started
+                is_first, step = step is None, started
+                if is_first and not self._fence.restarts:
+                    # What it loads, it loads while srun makes the step: the step would wait for it
+                    # longer than sresctld hears of it earlier.
+                    self._connect_beside_step(connect)
                 if following is not None:
                     self._starting = following.block
                 ending, noticed = self._watch(step)
@@ -249,6 +259,12 @@ class Supervisor:
             return self._without_help(step, error)
         finally:
             self._clean_up()
+
+    def _connect_beside_step(self, connect: Callable[[], None]) -> None:
+        try:
+            connect()
+        except RuntimeError as error:  # no more threads: no reason to end a step
+            report.say(f"sresctld cannot be asked ({error}): only Slurm tells of this step's nodes")
 
     def _without_help(self, step: StepSet, error: Exception) -> int:
         """Wait for the end of a step after a bug of ours, which is no reason to end it."""

@@ -78,12 +78,10 @@ def supervise(srun: str, args: Sequence[str], environment: Mapping[str, str]) ->
         supervisor, link = make_supervisor(srun, args, own, config, asked)
     # The threads that asked are gone: those that follow inherit the mask.
     signals.block()
-    # Before the step is started: sresctld is told of it before its tasks run.
-    link.start()
     later = threading.Timer(LOAD_SECONDS, load_late)
     later.daemon = True
     later.start()
-    return supervisor.run()
+    return supervisor.run(link.start)
 
 
 def load_late() -> None:

@@ -131,6 +131,34 @@ def test_a_task_in_a_container(site: Site) -> None:
     assert "task 0 on n1 ended with exit code 139" in end.stderr
 
 
+# Stands in for Apptainer, which is the step's program: it runs the command that it is given in
+# namespaces of its own, as a child, and ends as that did.
+APPTAINER = """\
+#!/bin/sh
+# apptainer exec IMAGE COMMAND...
+export APPTAINER_CONTAINER="$2"
+shift 2
+unshare --user --map-current-user --mount --ipc "$@"
+"""
+
+
+def test_apptainer_as_the_program(site: Site) -> None:
+    """The program's crash, its variables and its folder are those of a program without it."""
+    command = site.directory / "apptainer"
+    command.write_text(APPTAINER)
+    command.chmod(0o755)
+    is_current = "[ $(cat $SRES_DIR/token) = $SRES_TOKEN ] && echo current"
+    say = f"echo $APPTAINER_CONTAINER $NODE_RANK $MASTER_NODE $SRES_ATTEMPT $({is_current})"
+    inside = f"{FAILS_ONCE}; [ $SRES_ATTEMPT = 1 ] && exec sleep 30; {say}"
+    words = ("-n2", "-N2", "./apptainer", "exec", "pytorch.sif", "sh", "-c", inside)
+    end = site.run("srun", FLAG, *words)
+    assert end.code == 0, end
+    lines = [f"pytorch.sif {rank} n1 2 current" for rank in range(2)]
+    assert sorted(end.stdout.splitlines()) == lines, end
+    assert "task 0 on n1 ended with exit code 139" in end.stderr, end
+    assert "recovered: attempt 2" in end.stderr, end
+
+
 def test_tasks_that_wait_for_one_that_ended(site: Site) -> None:
     """After -W seconds srun ends the others."""
     program = '[ "$SLURM_PROCID" = 0 ] || exec sleep 60'

@@ -50,18 +50,31 @@ class Fence:
             self.directory = open_directory(self._base, job.id, host_calls.pid)
         except OSError as error:
             self._problem = str(error)
+        self.history_folder = Path(self.directory).parent if self.directory else None
+        """For the attempts; None: there is none."""
+        if self.history_folder is None:
+            self._keep_history_in(host_calls.home_directory())
         self._made = self.directory
         """To be removed at the end, also where no fence could be raised in it."""
         self._token = ""
         self._looks_down = 0
         """Looks in a row at which the fence was down and could not be raised."""
 
+    def _keep_history_in(self, home: Path | None) -> None:
+        """Make a folder for the attempts in the user's own. It holds no fence: a container that
+        has the program's folder may not have that one."""
+        if home is not None:
+            with contextlib.suppress(OSError):
+                self.history_folder = _make_folder(home)
+
     def begin(self) -> None:
         """Forbid the attempts before a requeue to write."""
         if self.directory:
             revoke_older(self._base, self._job, self.directory, self.restarts)
-        else:
-            report.say(f"no directory for a fence can be made ({self._problem}): {WITHOUT_FENCE}")
+            return
+        report.say(f"no directory for a fence can be made ({self._problem}): {WITHOUT_FENCE}")
+        if self.history_folder is not None:
+            report.say(f"the attempts are kept in {self.history_folder}, for a requeue")
 
     def raise_for(self, started: Attempt) -> Attempt:
         """Raise the fence of an attempt.
@@ -123,6 +136,8 @@ class Fence:
     def remove(self) -> None:
         """Remove the directory: the program has ended."""
         remove(self._made)
+        if not self._made and self.history_folder is not None:
+            _remove_empty(self.history_folder)
 
 
 def open_directory(base: Path, job: int, supervisor: int) -> str:
@@ -149,6 +164,18 @@ def open_directory(base: Path, job: int, supervisor: int) -> str:
         except OSError:
             raise error from None
         return str(base / f"{FOLDER}-{user}" / user / name)
+
+
+def _make_folder(base: Path) -> Path:
+    """Make the user's own folder for what is no fence, and return its path.
+
+    Raises:
+        OSError: it cannot be made.
+    """
+    folder = base / FOLDER / str(os.geteuid())
+    _make_shared(folder.parent)
+    _make_own(folder)
+    return folder
 
 
 def _make(directory: Path) -> None:
@@ -286,9 +313,14 @@ def remove(directory: str) -> None:
     """Forbid all tasks of the step to write, and remove what is ours."""
     if directory:
         _remove_tree(Path(directory))
-        with contextlib.suppress(OSError):  # another's directory is in it
-            Path(directory).parent.rmdir()
-            Path(directory).parent.parent.rmdir()
+        _remove_empty(Path(directory).parent)
+
+
+def _remove_empty(folder: Path) -> None:
+    """Remove a user's folder, and the one above it, unless anything is in them."""
+    with contextlib.suppress(OSError):
+        folder.rmdir()
+        folder.parent.rmdir()
 
 
 def _remove_tree(directory: Path) -> None:

@@ -175,8 +175,9 @@ class Supervisor:
         link.on_resize(target.take)
         self._planned: PlannedAttempt | None = None
         self._attempt: Attempt | None = None
-        folder = Path(self._fence.directory).parent if self._fence.directory else None
-        self._history = AttemptHistory(folder, job.id, restarts, command.argv, host_calls.pid)
+        self._history = AttemptHistory(
+            self._fence.history_folder, job.id, restarts, command.argv, host_calls.pid
+        )
         target.keep = self._history.aims_at
         self._keeps_history = False
         """The job is requeued, and its next start goes on from here."""

@@ -15,7 +15,9 @@ from pathlib import Path
 import pytest
 from fake_slurm import FakeSlurm
 
+from slurm_resilience.clock import SystemClock
 from slurm_resilience.resume import attempt, fence, report
+from slurm_resilience.resume.history import AttemptHistory
 from slurm_resilience.resume.live_step import training
 from slurm_resilience.resume.srun.environment import Attempt
 from slurm_resilience.resume.srun.host_calls import HostCalls
@@ -190,6 +192,55 @@ def test_a_directory_that_cannot_be_written_is_none(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(OSError, match="file"):
         fence.open_directory(tmp_path / "file", 12, 99)
+
+
+class Host(HostCalls):
+    """A machine with a working directory that cannot be written."""
+
+    def __init__(self, base: Path, home: Path) -> None:
+        super().__init__()
+        self._base, self._own_home = base, home
+
+    def working_directory(self) -> Path:
+        return self._base
+
+    def home_directory(self) -> Path | None:
+        return self._own_home
+
+
+def test_the_attempts_outlive_a_requeue_where_the_directory_cannot_be_written(
+    tmp_path: Path,
+) -> None:
+    (tmp_path / "file").write_text("")
+    home = tmp_path / "home"
+    home.mkdir()
+    slurm = FakeSlurm(2)
+    job = slurm.job(slurm.submit(2))
+    lines: list[str] = []
+    for restarts in range(2):
+        with report.written_to(lines.append):
+            own = fence.Fence(slurm, job, restarts, Host(tmp_path / "file", home))
+            own.begin()
+        assert own.directory == ""
+        history = AttemptHistory(own.history_folder, 12, restarts, ["a"], 99 + restarts)
+        history.begin(SystemClock())
+        assert history.next_number == restarts + 1
+        history.start(history.next_number, ("n1",), 5.0)
+    assert f"the attempts are kept in {home}/.sres" in lines[1]
+    history.remove()
+    own.remove()
+    assert list(home.iterdir()) == []
+
+
+def test_a_home_of_another_user_is_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert HostCalls().home_directory() == tmp_path
+    host = HostCalls()
+    host.uid += 1
+    assert host.home_directory() is None
+    for nowhere in ("", "~", str(tmp_path / "missing")):
+        monkeypatch.setenv("HOME", nowhere)
+        assert HostCalls().home_directory() is None
 
 
 def test_an_earlier_life_is_revoked_and_a_sibling_is_not(

@@ -72,6 +72,15 @@ class HostCalls:
         except OSError:
             return Path("/dev/null")  # removed meanwhile: nothing can be made in there
 
+    def home_directory(self) -> Path | None:
+        """Return the user's own folder; None: it is not told, or another user's."""
+        home = Path(os.environ.get("HOME", ""))
+        try:
+            own = home.is_absolute() and home.stat().st_uid == self.uid
+        except (OSError, ValueError):
+            return None
+        return home if own else None
+
     def receive_signals(self, on_signal: Callable[[Signals, bool], None]) -> None:
         """Hand each signal to the supervisor on, from now on."""
         signals.receive(on_signal)

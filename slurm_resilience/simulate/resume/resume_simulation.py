@@ -147,6 +147,9 @@ class SimHostCalls(HostCalls):
     def working_directory(self) -> Path:
         return self._world.site.base
 
+    def home_directory(self) -> Path | None:
+        return None
+
     def receive_signals(self, on_signal: Callable[[Signals, bool], None]) -> None:
         self._world.supervisor.on_signal = on_signal
 

@@ -89,17 +89,20 @@ static void send_datagram(const char *text, size_t length)
 void task_report_began(spank_t sp)
 {
 	char text[DATAGRAM_BYTES], node[HOST_BYTES];
-	uint32_t step, node_id;
+	uint32_t step, node_id, nodes, tasks;
 	int local, length;
 
 	if (target.token[0] == '\0' || spank_get_item(sp, S_TASK_ID, &local) != ESPANK_SUCCESS || local != 0)
 		return;
 	if (spank_get_item(sp, S_JOB_STEPID, &step) != ESPANK_SUCCESS ||
 	    !step_node_rank(sp, &node_id) ||
+	    spank_get_item(sp, S_JOB_NNODES, &nodes) != ESPANK_SUCCESS ||
+	    spank_get_item(sp, S_JOB_TOTAL_TASK_COUNT, &tasks) != ESPANK_SUCCESS ||
 	    spank_getenv(sp, "SLURMD_NODENAME", node, sizeof(node)) != ESPANK_SUCCESS)
 		return;
-	length = snprintf(text, sizeof(text), "sres1 %s began %" PRIu32 " %" PRIu32 " %s", target.token,
-			  step, node_id, node);
+	length = snprintf(text, sizeof(text),
+			  "sres1 %s began %" PRIu32 " %" PRIu32 " %s %" PRIu32 " %" PRIu32, target.token, step,
+			  node_id, node, nodes, tasks);
 	if (length > 0 && (size_t)length < sizeof(text))
 		send_datagram(text, (size_t)length);
 }

@@ -1,6 +1,8 @@
-"""Learn from Slurm which nodes a step really got, and in which order.
+"""Learn which nodes a step really got, and in which order.
 
 What was planned is a guess: `-r`, `-F`, other steps of the job and the site's topology choose too.
+As soon as each node's slurmstepd has told of the step, it is known; slurmctld is asked where one
+has not told.
 """
 
 from __future__ import annotations
@@ -18,10 +20,12 @@ FIRST_LOOK_SECONDS, LONGEST_LOOK_SECONDS = 0.25, 10.0
 """Between two questions to Slurm: a step may wait for its nodes for a long time."""
 ORDER_SECONDS = 5.0
 """For the last node to say its place in the step; Slurm's order of nodes counts after that."""
+OPEN_SECONDS = 10.0
+"""A node that is only sick is not judged by the plan's guess before that, while the step begins."""
 
 
 class StepLayout:
-    """The layout of one step: asked for until Slurm shows it."""
+    """The layout of one step: looked for until it is known."""
 
     def __init__(
         self,
@@ -47,8 +51,15 @@ class StepLayout:
         self._interval = FIRST_LOOK_SECONDS
         # Slurm cannot show it yet. Where slurmstepd tells of the tasks, its word has us look.
         wait = FIRST_LOOK_SECONDS if step.reports.target else 0.0
-        self._first_look = self._next_look = context.clock.monotonic() + wait
+        now = context.clock.monotonic()
+        self._first_look = self._next_look = now + wait
+        self._open_until = now + OPEN_SECONDS
         self._was_told = False
+
+    @property
+    def is_open(self) -> bool:
+        """Return whether the layout is worth waiting for before something is decided by it."""
+        return not self._settled and self._context.clock.monotonic() < self._open_until
 
     def pause(self, longest: float) -> float:
         """Return how long the caller may wait for news."""
@@ -60,19 +71,25 @@ class StepLayout:
         return min(longest, max(0.0, left))
 
     def look(self) -> Attempt | None:
-        """Return the attempt as Slurm shows it, the first time that it does; else None."""
+        """Return the attempt as it really is, the first time that this is known; else None."""
         if self._settled:
             return None
+        told, number = self._step.reports.whole_step(), self._step.reports.step
+        if told is not None and number is not None:
+            nodes, tasks = told
+            return self._settle(number, nodes, tasks)
         now = self._context.clock.monotonic()
-        self._ask(now)
+        if self._step.running:
+            self._ask(now)
         if self._shown is None:
             return None
         nodes = self._in_order(self._shown.nodes, now)
-        if not nodes:
-            return None
+        return self._settle(int(self._shown.step), nodes, self._shown.tasks) if nodes else None
+
+    def _settle(self, step: int, nodes: tuple[str, ...], tasks: int) -> Attempt:
         self._settled = True
-        self._step.name = f"{self._planned.job}.{self._shown.step}"
-        return self._attempt(self._shown, nodes)
+        self._step.name = f"{self._planned.job}.{step}"
+        return self._attempt(step, nodes, tasks)
 
     def begun(self) -> Attempt | None:
         """Return the attempt as the other parts of its world have to know it: with its step and its
@@ -81,20 +98,17 @@ class StepLayout:
         if shown is None or first not in shown.nodes:
             return None
         others = (name for name in shown.nodes if name != first)
-        return self._attempt(shown, (first, *others))
+        return self._attempt(int(shown.step), (first, *others), shown.tasks)
 
-    def _attempt(self, shown: StepInfo, nodes: tuple[str, ...]) -> Attempt:
+    def _attempt(self, step: int, nodes: tuple[str, ...], tasks: int) -> Attempt:
         return msgspec.structs.replace(
             self._planned,
             step_nodes=nodes,
             master_address=self._addresses.get(nodes[0], nodes[0]),
-            step=int(shown.step),
-            tasks_per_node=self._tasks_per_node(shown, len(nodes)),
+            step=step,
+            # 0: they are not told, or not the same everywhere.
+            tasks_per_node=tasks // len(nodes) if tasks % len(nodes) == 0 else 0,
         )
-
-    def _tasks_per_node(self, shown: StepInfo, nodes: int) -> int:
-        """Return the tasks on each node; 0: they are not told, or not the same everywhere."""
-        return shown.tasks // nodes if shown.tasks % nodes == 0 else 0
 
     def _ask(self, now: float) -> None:
         # The first word from a task comes when Slurm shows the step for certain. In its first
@@ -118,6 +132,7 @@ class StepLayout:
         told = self._step.reports.nodes()[: len(nodes)]
         if set(told) == set(nodes):
             return told
-        if self._step.reports.target and now - self._shown_at < ORDER_SECONDS:
+        waits = self._step.running and now - self._shown_at < ORDER_SECONDS
+        if self._step.reports.target and waits:
             return ()
         return nodes

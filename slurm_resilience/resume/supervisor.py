@@ -324,6 +324,7 @@ class Supervisor:
         progress_before = max(self._fence.progress(), self._history.last_step)
         with contextlib.ExitStack() as stack:
             end = self._until_end(step, stack)
+        self._settle_layout(step)
         if self._starting is not None and end.code == 0 and not end.stopped_by_us:
             self._say_recovered(self._starting)  # it was over before a look at it
         self._starting = None
@@ -350,14 +351,10 @@ class Supervisor:
 
         crashes = CrashWatch(context, step, lives=self._step_lives, training=stage)
         while step.running:
-            pause = SEATS_SECONDS if watched else ANNOUNCEMENT_SECONDS
-            pause = pause if self._step_lives else FENCE_SECONDS
-            if self._starting is not None:
-                self._report_recovered(step)
-                pause = max(START_LOOK_SECONDS, min(SEATS_SECONDS, step.ran_for / 10))
-            pause = crashes.pause(self._layout_pause(self._hangs.pause(pause)))
-            news = context.clock.wait(context.wake, pause)
-            self._settle_layout(step)
+            pause = self._layout_pause(self._hangs.pause(self._longest_pause(step, bool(watched))))
+            news = context.clock.wait(context.wake, crashes.pause(pause))
+            if self._layout_changed(step):
+                news, kept_nodes = True, frozenset()
             hear_cancels(context, step.parts)
             early = self._end_early(step, stage)
             if early is not None:
@@ -375,8 +372,10 @@ class Supervisor:
             context.wake.clear()
             bad = context.link.faulty()
             dead = any(verdict.verdict == "dead" for verdict in bad.values())
-            # A node that could not be left may have died since.
-            if dead or (bad and frozenset(bad) != kept_nodes):
+            # Where it can go from a sick node depends on its layout. A node that could not be left
+            # may have died since.
+            kept = self._layout_is_open() or frozenset(bad) == kept_nodes
+            if dead or (bad and not kept):
                 may_leave = self._can_leave(bad)
                 if not step.running:
                     break  # it ended while Slurm was asked, which may take minutes
@@ -399,6 +398,15 @@ class Supervisor:
             )
         told = self._training.told_end(step.main) if self._step_lives else None
         return told or StepEnd(step.code, step.speaker, parts=tuple(step.parts))
+
+    def _longest_pause(self, step: StepSet, watched: bool) -> float:
+        """Return how long the caller may wait for news, and tell of a recovery that is complete."""
+        if self._starting is not None:
+            self._report_recovered(step)
+            return max(START_LOOK_SECONDS, min(SEATS_SECONDS, step.ran_for / 10))
+        if not self._step_lives:
+            return FENCE_SECONDS
+        return SEATS_SECONDS if watched else ANNOUNCEMENT_SECONDS
 
     def _follow_training(
         self, step: StepSet, watched: tuple[Path, Observer] | None, stack: contextlib.ExitStack
@@ -523,18 +531,27 @@ class Supervisor:
     def _layout_pause(self, longest: float) -> float:
         return self._layout.pause(longest) if self._layout is not None else longest
 
-    def _settle_layout(self, step: StepSet) -> None:
-        """Take over what Slurm shows of the step, in place of what was planned."""
+    def _layout_is_open(self) -> bool:
+        return self._layout is not None and self._layout.is_open
+
+    def _layout_changed(self, step: StepSet) -> bool:
+        """Return whether the layout became known, or is waited for no more."""
+        was_open = self._layout_is_open()
+        return self._settle_layout(step) or was_open != self._layout_is_open()
+
+    def _settle_layout(self, step: StepSet) -> bool:
+        """Take over what is known of the step, in place of what was planned; return whether it is
+        known since now."""
         layout = self._layout
         attempt = layout.look() if layout is not None else None
         parts = self._planned.parts if self._planned is not None else ()
-        if parts and layout is not None and not step.is_complete:
+        if parts and layout is not None and step.running and not step.is_complete:
             # The order of the first part's nodes comes when the last of them has begun.
             begun = attempt or layout.begun()
             if begun is not None:
                 self._start_companions(step, begun)
         if attempt is None:
-            return
+            return False
         if parts:
             attempt = self._with_companions(attempt)
         else:
@@ -549,6 +566,7 @@ class Supervisor:
         self._context.events.write("laid_out", step=attempt.step, nodes=list(attempt.step_nodes))
         if moved:
             self._context.link.moved(AttemptStarted(attempt.number, attempt.step_nodes))
+        return True
 
     def _start_companions(self, step: StepSet, shown: Attempt) -> None:
         """Start the other parts of an attempt, now that its first one is in Slurm's books."""

@@ -207,7 +207,7 @@ def test_a_hostlist_that_is_a_command(site: Site) -> None:
         ("[resume\n", "not valid TOML"),
         ("[resume]\ngrace = 'x'\n", "Expected 'float'"),
         (None, "no such file; write one, or unset SRES_CONFIG"),
-        ("slurm_bin = '/nonexistent'\n", "/nonexistent/squeue is not there (slurm_bin in"),
+        ("slurm_bin = '/no/such/folder'\n", "/no/such/folder/squeue is not there (slurm_bin in"),
     ],
 )
 def test_configurations(site: Site, way: tuple[str, ...], text: str | None, said: str) -> None:
@@ -223,7 +223,7 @@ def test_configurations(site: Site, way: tuple[str, ...], text: str | None, said
 @pytest.mark.parametrize(
     ("setting", "said"),
     [
-        (("AuthInfo=.*", "AuthInfo=socket=/nonexistent"), 'Failed to access "/nonexistent"'),
+        (("AuthInfo=.*", "AuthInfo=socket=/no/such/socket"), 'Failed to access "/no/such/socket"'),
         (("SlurmctldPort=.*", "SlurmctldPort=1"), "Unable to contact slurm controller"),
     ],
 )
@@ -253,7 +253,7 @@ def test_a_controller_that_was_stopped(
 
 
 def test_the_words_of_sres_run(site: Site) -> None:
-    for words in ([], ["--"], ["--", "ls"], ["--", "/nonexistent/srun", "true"]):
+    for words in ([], ["--"], ["--", "ls"], ["--", "/no/such/folder/srun", "true"]):
         end = site.run("sres", "run", *words)
         assert end.code != 0
         assert re.fullmatch(r"sres: error: .*(write srun|write: sres run -- srun).*\n", end.stderr)

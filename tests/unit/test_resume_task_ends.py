@@ -38,6 +38,8 @@ def by_signal(task: int, number: int, out_of_memory: bool = False) -> TaskEnd:
 def test_a_node_that_began() -> None:
     told = NodeBegan(step=3, node_id=1, node="n2")
     assert parse(f"sres1 {TOKEN} began 3 1 n2".encode()) == (TOKEN, told)
+    whole = NodeBegan(step=3, node_id=1, node="n2", nodes=2, tasks=8)
+    assert parse(f"sres1 {TOKEN} began 3 1 n2 2 8".encode()) == (TOKEN, whole)
 
 
 @pytest.mark.parametrize(
@@ -75,6 +77,7 @@ def test_want_of_memory_is_told() -> None:
         f"sres1 {TOKEN} began -3 1 n2",
         f"sres1 {TOKEN} began 4294967296 1 n2",
         f"sres1 {TOKEN} began 3 1 n2 more",
+        f"sres1 {TOKEN} began 3 1 n2 2 x",
         f"sres1 {TOKEN} ended 3 1 7 9 2 1.0",
         f"sres1 {TOKEN} ended 3 1 7 x 0 1.0",
         f"sres1 {TOKEN} ended 3 1 7 127 0 1.0",

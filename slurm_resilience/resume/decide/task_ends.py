@@ -3,7 +3,7 @@
 The SPANK plugin (`spank/task_report.c`) sends one datagram when a node's tasks begin, and one for
 each task that ends::
 
-    sres1 TOKEN began STEP NODE_ID NODE
+    sres1 TOKEN began STEP NODE_ID NODE NODES TASKS
     sres1 TOKEN ended STEP NODE_ID TASK WAIT_STATUS OUT_OF_MEMORY SECONDS
 """
 
@@ -44,6 +44,10 @@ class NodeBegan(msgspec.Struct, frozen=True):
     step: int
     node_id: int
     node: str
+    nodes: int = 0
+    """Number of nodes of the step; 0: an older plugin on that node does not tell."""
+    tasks: int = 0
+    """The same."""
 
 
 class TaskEnd(msgspec.Struct, frozen=True):
@@ -86,8 +90,11 @@ def parse(datagram: bytes) -> tuple[str, NodeBegan | TaskEnd] | None:
         return None
     try:
         token = words[1].decode("ascii")
-        if words[2] == b"began" and len(words) == 6:
-            return token, NodeBegan(_number(words[3]), _number(words[4]), words[5].decode())
+        if words[2] == b"began" and len(words) in (6, 8):
+            counts = [_number(word) for word in words[6:]]
+            return token, NodeBegan(
+                _number(words[3]), _number(words[4]), words[5].decode(), *counts
+            )
         if words[2] == b"ended" and len(words) == 9:
             return token, _task_end(words[3:])
     except (ValueError, OverflowError):

@@ -44,6 +44,7 @@ class StepReports:
         self._nodes: dict[int, str] = {}
         self._ends: dict[int, TaskEnd] = {}
         self._step: int | None = None
+        self._size = (0, 0)
         self._whole: StepReports | None = None
         self._nodes_before = self._tasks_before = 0
 
@@ -63,6 +64,8 @@ class StepReports:
             told = msgspec.structs.replace(told, node_id=told.node_id + self._nodes_before)
             if isinstance(told, TaskEnd):
                 told = msgspec.structs.replace(told, task=told.task + self._tasks_before)
+            else:
+                told = msgspec.structs.replace(told, nodes=0, tasks=0)
             self._whole.take(told)
             return
         with self._lock:
@@ -70,6 +73,7 @@ class StepReports:
             if isinstance(told, NodeBegan):
                 if len(self._nodes) < MOST_NODES:
                     self._nodes[told.node_id] = told.node
+                self._size = (told.nodes, told.tasks) if told.nodes else self._size
             elif len(self._ends) < MOST_TASKS:
                 self._ends.setdefault(told.task, told)
         self._on_news()
@@ -88,6 +92,14 @@ class StepReports:
             known = self._nodes
             ids = range(len(known))
             return tuple(known[i] for i in ids) if all(i in known for i in ids) else ()
+
+    def whole_step(self) -> tuple[tuple[str, ...], int] | None:
+        """Return all nodes of the step, by node id, and the number of its tasks; None: a node has
+        not told yet, or does not tell it, or there are nodes of other parts of a world."""
+        nodes = self.nodes()
+        with self._lock:
+            size, tasks = self._size
+        return (nodes, tasks) if nodes and len(nodes) == size else None
 
     def first_node(self) -> str:
         """Return the step's node with rank 0; empty while no task has begun there."""

@@ -93,7 +93,9 @@ class StepLife:
         tasks = [SimTask(n, name) for n in range(first, first + step.tasks_per_node)]
         step.tasks += tasks
         if srun.reports.target and self._world.random.random() > 0.05:
-            srun.reports.take(NodeBegan(int(step.name), node_id, name))
+            size = len(step.nodes)
+            told = NodeBegan(int(step.name), node_id, name, size, size * step.tasks_per_node)
+            srun.reports.take(told)
         if srun.keeps_running and self._world.progress.training is not None:
             self._world.progress.training.begin(step, name, tasks)
             if node.eats_by:

@@ -34,6 +34,8 @@ class Life:
         self.size = options.get("replica_size", 1)
         self.healer = Healer(Options(**options), read_environment({"SRES_MEET": "alone"}))
         self.view: View | None = None
+        self.told: list[PeerStatus] = []
+        """Its own words on itself, in the middle of healing."""
 
     def meet(self) -> None:
         """Leave the world, say how it is, and hear the others."""
@@ -51,7 +53,8 @@ class Life:
     def track(self, **objects: Any) -> str:
         """Heal; returns by what."""
         group: Any = SimpleNamespace(view=self.view, rank=self.rank, backend="gloo")
-        self.healer.heal(objects, group, None)  # type: ignore[arg-type]
+        mesh: Any = SimpleNamespace(say=self.told.append)
+        self.healer.heal(objects, group, mesh)
         return str(self.healer.last["kind"])
 
     def commit(self) -> None:

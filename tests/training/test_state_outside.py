@@ -10,6 +10,7 @@ import torch
 from state_ranks import Life, run
 from torch import nn
 
+from slurm_resilience.mesh.model import PeerStatus
 from slurm_resilience.training.recovery.exceptions import Unrecoverable
 from slurm_resilience.training.state import HealFailed, Tracked
 
@@ -111,3 +112,48 @@ def wrapped(rank: int, _: Any) -> list[str]:
 
 def test_a_ddp_of_ones_own_changes_nothing(tmp_path: Path) -> None:
     assert run(wrapped, 2, tmp_path) == [["fresh", "nothing", "nothing"]] * 2
+
+
+def one_is_ahead(rank: int, _: Any) -> tuple[str, list[PeerStatus], list[bool]]:
+    """The world ended when rank 0 had committed, and the others not."""
+    life, objects = trained(rank)
+    if rank == 0:
+        life.commit()
+    life.meet()
+    assert life.view is not None
+    # In the order in which things happen: what was said when a byte could arrive.
+    before: list[bool] = []
+    prepare = Tracked.prepare
+
+    def note(tracked: Tracked, descriptor: Any) -> Any:
+        before.append(any(status.dirty for status in life.told))
+        return prepare(tracked, descriptor)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Tracked, "prepare", note)
+        kind = life.track(**objects)
+    return kind, life.told, before
+
+
+def test_a_rank_says_that_its_older_state_is_written_over(tmp_path: Path) -> None:
+    """Else the others take it for a holder, and do not wait for the only one, if that is silent."""
+    ahead, *behind = run(one_is_ahead, 3, tmp_path)
+    assert ahead == ("peers", [], [])
+    for kind, told, before in behind:
+        assert (kind, before) == ("peers", [True])
+        assert [(s.phase, s.step, s.dirty, s.healthy) for s in told] == [
+            ("running", 1, True, False)
+        ]
+
+
+def joins(rank: int, _: Any) -> tuple[str, list[PeerStatus]]:
+    """Rank 1 is new."""
+    life, objects = trained(rank)
+    if rank == 1:
+        life, objects = Life(rank), built(rank)
+    life.meet()
+    return life.track(**objects), life.told
+
+
+def test_a_newcomer_has_nothing_to_say_of_a_state_before(tmp_path: Path) -> None:
+    assert run(joins, 2, tmp_path) == [("peers", []), ("peers", [])]

@@ -251,11 +251,12 @@ class Script:
         return Vote(asked, granted, asked, worked, (view.generation,), (view,))
 
     def _status(self, text: str) -> PeerStatus:
-        found = re.fullmatch(r"(ready|running|done) in (\S+)(?: holding (\d+))?", text)
+        found = re.fullmatch(r"(ready|running|done) in (\S+)(?: holding (\d+))?( void)?", text)
         assert found, text
         position = int(found[3]) if found[3] else -1
         step = 5 if found[3] else 0
-        return PeerStatus(found[1], generation(found[2]), step, position=position)  # type: ignore[arg-type]
+        void = bool(found[4])
+        return PeerStatus(found[1], generation(found[2]), step, void, position)  # type: ignore[arg-type]
 
     def _end(self, number: str, kind: str, culprit: str) -> GenerationEnd:
         return GenerationEnd(generation(number), "a reason", culprit, kind)  # type: ignore[arg-type]

@@ -157,7 +157,10 @@ class Healer:
             raise HealFailed(f"{self._outside} while the block was entered: plan again")
         if found.kind in ("peers", "fresh", "memory"):
             memory = found.kind == "memory"
-            self.progress.dirty = self.progress.dirty or memory or bool(found.incoming(rank))
+            receives = bool(found.incoming(rank))
+            if receives and not memory:
+                self._say_void(view, mesh)
+            self.progress.dirty = self.progress.dirty or memory or receives
             report = state.transfer(
                 found,
                 view,
@@ -187,6 +190,15 @@ class Healer:
         self.last = {"kind": found.kind, "step": found.step, "reason": found.reason}
         if report is not None:
             self.last |= {"bytes": report.received, "seconds": report.seconds}
+
+    def _say_void(self, view: View, mesh: Mesh) -> None:
+        """Tell the others that this rank's older state is about to be written over: the one that it
+        comes from may hold the last copy now, and is waited for longer."""
+        progress = self.progress
+        if progress.dirty or progress.step < 0 or self._position < 0:
+            return  # it does not count as a holder
+        progress.dirty = True
+        mesh.say(self.status("running", view))
 
     def _ask_disk(self, found: state.HealPlan) -> state.HealPlan:
         """Look together for the newest checkpoint: members' statuses may be older. (All have the

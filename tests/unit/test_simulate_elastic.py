@@ -31,6 +31,8 @@ def test_no_rule_is_broken() -> None:
         904,  # two that held the same part were asked to leave, and each counted on the other
         1417,  # the same, between two worlds
         41,  # all that held the model stood still together, and a newcomer went on without them
+        91000461,  # the same, each a little later than the one before
+        91000920,
         218,  # one call held all of them, and a newcomer gave them up for not leaving their block
     ],
 )

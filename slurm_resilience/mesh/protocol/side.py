@@ -28,6 +28,10 @@ from slurm_resilience.mesh.protocol.world_plan import WorldRules
 LAST_COPY = 3
 """A peer that alone holds a part of the model is waited for this many times longer: without it,
 the training falls back to its last checkpoint, or ends."""
+HEARD_SHARE = 0.5
+"""One that was not heard for so large a part of the silence that is too long makes no other holder
+of its part dispensable: those that stand still together do so within a beat of each other, and a
+beat is a third of it at most."""
 STRIKES = 2
 """Generations that failed because of one peer, before the others go on without it."""
 ROUNDING_SECONDS = 0.001
@@ -272,7 +276,7 @@ class Side:
         silent = {
             contact.peer.id
             for contact in self.contacts.seated()
-            if now - contact.heard > self.silence_limit(contact.peer.node, now)
+            if now - contact.heard > HEARD_SHARE * self.silence_limit(contact.peer.node, now)
         }
         present, size = self.present(), self.rules.replica_size
         return world_plan.last_holders(present, size, silent | doubtful)

@@ -113,6 +113,8 @@ class Transition(msgspec.Struct, frozen=True, tag=True):
     action: str = ""
     """The action that the incident asks for from now on, since the one before did not help. Empty:
     the same."""
+    is_unbegun: bool = False
+    """In the attempt that is over nothing was begun."""
 
 
 class ReturnNode(msgspec.Struct, frozen=True, tag=True):

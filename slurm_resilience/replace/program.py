@@ -25,9 +25,13 @@ from slurm_resilience.model import Node
 from slurm_resilience.replace.disk_room import lack_of_room
 from slurm_resilience.replace.repair_order import RepairOrder, Run, RunExists
 
+CANNOT_START_RC = 127
+"""The exit code of a program that cannot be started, as a shell has it."""
 LOCK, RESULT, OUTPUT, RUNNER = "lock", "rc", "output", "runner"
 """A run's files. All are written before the program starts, so that a disk which is full later
 keeps neither the exit code nor the runner's process id from being written down."""
+NEVER_BEGAN_RC = 256
+"""Stands in the place of an exit code, and no program has it: the program was not started."""
 RESERVED_BYTES = 64
 """The size of the files that are written once more, in place."""
 RESERVED_OUTPUT_BYTES = 64 << 10
@@ -212,9 +216,15 @@ def status(directory: Path, now: float, host: RunHost = THIS_HOST) -> Run:
     is_running = host.is_held(directory)
     output = _tail(directory / OUTPUT)
     code = _text(directory / RESULT)
+    if code == f"{NEVER_BEGAN_RC}":
+        return Run("ended", CANNOT_START_RC, output, now, has_begun=False)
     if code:
         return Run("ended", int(code), output, now)
-    return Run("running", output=output) if is_running else Run("lost", output=output, ended_at=now)
+    if is_running:
+        return Run("running", output=output)
+    # A runner's first act is to write down its process id.
+    has_begun = bool(_text(directory / RUNNER))
+    return Run("lost", output=output, ended_at=now, has_begun=has_begun)
 
 
 def is_unfinished(directory: Path, host: RunHost = THIS_HOST) -> bool:

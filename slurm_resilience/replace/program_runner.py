@@ -20,10 +20,15 @@ from pathlib import Path
 from typing import IO
 
 from slurm_resilience.clock import SYSTEM_CLOCK
-from slurm_resilience.replace.program import OUTPUT, RESULT, RUNNER, write_in_place
+from slurm_resilience.replace.program import (
+    NEVER_BEGAN_RC,
+    OUTPUT,
+    RESULT,
+    RUNNER,
+    write_in_place,
+)
 
 TIMEOUT_RC = 124
-CANNOT_START_RC = 127
 SIZE_CHECK_SECONDS = 1.0
 """Between two looks at the size of the output."""
 RESULT_AGAIN_SECONDS, MAX_RESULT_TRIES = 5.0, 720
@@ -42,7 +47,7 @@ away leave room in the unit's TasksMax."""
 def run(directory: Path, seconds: float, argv: list[str], lock: int) -> int:
     """Run ``argv`` with a time limit; return its exit code.
 
-    124 stands for too long, 127 for a program that cannot be started.
+    124 stands for too long, `NEVER_BEGAN_RC` for a program that cannot be started.
     """
     program: subprocess.Popen[bytes] | None = None
     is_stopped = False
@@ -68,7 +73,7 @@ def run(directory: Path, seconds: float, argv: list[str], lock: int) -> int:
             )
         except (OSError, subprocess.SubprocessError) as error:
             _say(output, f"cannot be started: {error}")
-            return CANNOT_START_RC
+            return NEVER_BEGAN_RC
         if is_stopped:
             _kill(program, signal.SIGTERM)
         try:

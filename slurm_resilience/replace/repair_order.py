@@ -36,6 +36,8 @@ class Run(msgspec.Struct, frozen=True):
     """The replacer, in words."""
     is_followed: bool = True
     """False: another machine began it, and only the node itself shows how it stands."""
+    has_begun: bool = True
+    """False: it is certain that nothing was done to the node. Such a run is no try."""
     wrote_reason: bool = False
     """The node's Reason, or its time, may have changed by the repair."""
 

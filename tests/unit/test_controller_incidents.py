@@ -296,6 +296,25 @@ def test_the_wait_doubles_and_there_is_an_end() -> None:
     assert advance(third).event is NodeEvent.GAVE_UP
 
 
+def test_a_program_that_cannot_be_started_uses_up_no_try() -> None:
+    """It says nothing of the node: what an upgrade of this machine breaks for minutes would else
+    leave each node that fails meanwhile to a person."""
+    run = Run("ended", 127, "cannot be started: no such file", has_begun=False)
+    known = incident(state=NodeState.REPAIRING, attempts=9, unbegun=tuple(range(1, 9)))
+    move = advance(world(MARKED, agents=(agent(),), incidents=(known,), runs={1: run}))
+    assert (move.event, move.next_try) == (NodeEvent.REPLACEMENT_FAILED, NOW + 16 * 60)
+    assert move.is_unbegun and "counts as no try" in move.reason
+    waiting = incident(state=NodeState.EMPTY, attempts=9, unbegun=tuple(range(1, 10)))
+    seen = world(MARKED, agents=(SICK,), incidents=(waiting,))
+    (alarm,) = actions(seen, act.RaiseAlarm)
+    assert "could not be started" in alarm.text and "n1" in alarm.text
+    begun = msgspec.structs.replace(waiting, attempts=10)
+    assert actions(world(MARKED, agents=(SICK,), incidents=(begun,)), act.RaiseAlarm) == []
+    asked = node(state="DOWN+FAIL", reason=REBOOT)
+    meanwhile = advance(world(asked, agents=(agent(),), incidents=(known,), runs={1: run}))
+    assert meanwhile.is_unbegun and meanwhile.next_try == NOW
+
+
 def test_a_person_who_resumes_the_node_stops_the_run() -> None:
     seen = world(node(), agents=(agent(),), incidents=(incident(state=NodeState.REPAIRING),))
     move = advance(seen)

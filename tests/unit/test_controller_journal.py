@@ -166,6 +166,22 @@ def test_starts_and_returns_are_counted_from_the_history(tmp_path: Path) -> None
     assert (journal.starts(19.0), journal.starts(20.0)) == (((20.0, "n1"),), ())
 
 
+def test_a_start_in_which_nothing_was_begun_counts_for_nothing(tmp_path: Path) -> None:
+    journal = Journal(tmp_path / "journal.db")
+    number = detected(journal).id
+    for at, event in enumerate((NodeEvent.MARKED, NodeEvent.EMPTIED), 10):
+        journal.apply(number, event, "", at)
+    for attempt, is_unbegun in ((1, False), (2, True), (3, False)):
+        at = 20.0 + attempt
+        journal.apply(number, NodeEvent.REPLACING, "", at, IncidentFacts(attempts=attempt))
+        facts = IncidentFacts(is_unbegun=is_unbegun)
+        known = journal.apply(number, NodeEvent.REPLACEMENT_FAILED, "", at, facts)
+        assert known.is_unbegun is is_unbegun
+    assert (known.unbegun, known.tries) == ((2,), 2)
+    assert journal.starts(0.0) == ((21.0, "n1"), (23.0, "n1"))
+    assert len(journal.repairs(0.0)) == 1
+
+
 def test_words_of_trainings_are_found_by_their_node(tmp_path: Path) -> None:
     journal = Journal(tmp_path / "journal.db")
     for at, uid in ((5.0, 1), (6.0, 2), (7.0, 2)):

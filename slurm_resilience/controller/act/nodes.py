@@ -294,6 +294,7 @@ class NodeActs:
             run_ended=(run.ended_at or None) if run else None,
             mark_reason_at=node.reason_at if node is not None and is_mark else None,
             is_flap=True if action.event is NodeEvent.CAME_BACK else None,
+            is_unbegun=action.is_unbegun,
             reason_at=(node.reason_at if node else "") if ends else None,
             output=run.output if run and run.state != "running" else "",
         )

@@ -39,6 +39,7 @@ from slurm_resilience.controller.decide.hints import (
     leaked_gres,
     near_misses,
     no_room,
+    not_begun,
     standby_alarms,
     unheard,
     unprobed,
@@ -141,6 +142,7 @@ def decide(
     actions += black_holes(snapshot)
     actions += failing_sinks(snapshot)
     actions += no_room(snapshot)
+    actions += not_begun(snapshot)
     actions += standby_alarms(snapshot)
     actions += spare_alarms(snapshot, config)
     actions += unheard(snapshot, config.detect)

@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping
 from slurm_resilience.config import DetectSettings
 from slurm_resilience.controller.actions import RaiseAlarm
 from slurm_resilience.controller.calm.notable import notable
+from slurm_resilience.controller.decide.breaker import SHOWN_NODES
 from slurm_resilience.controller.diagnose import NodeDiagnosis, hears_none
 from slurm_resilience.controller.journal.records import EATS_ATTEMPTS, WRONG_RESULTS
 from slurm_resilience.controller.observe import ClusterSnapshot
@@ -105,6 +106,24 @@ def no_room(snapshot: ClusterSnapshot) -> Iterator[RaiseAlarm]:
         )
         # Told again each day: a disk may be short once more.
         yield RaiseAlarm(f"no-room-{snapshot.now // DAY_SECONDS:.0f}", text)
+
+
+def not_begun(snapshot: ClusterSnapshot) -> Iterator[RaiseAlarm]:
+    """Raise one alarm for all nodes whose repair could not be begun on sresctld's machine."""
+    waiting = [
+        known.node
+        for known in snapshot.incidents.values()
+        if known.state.waits_for_repair and known.is_unbegun
+    ]
+    if waiting:
+        names = f"{','.join(waiting[:SHOWN_NODES])}{', …' if len(waiting) > SHOWN_NODES else ''}"
+        text = (
+            f"the replacement program could not be started on sresctld's machine: {len(waiting)} "
+            f"node(s) wait ({names}). Why: `sres node show {waiting[0]}`, as root. It is tried "
+            "again by itself, and nothing of this counts as a try"
+        )
+        # Told again each day: it may be mended, and happen once more.
+        yield RaiseAlarm(f"not-begun-{snapshot.now // DAY_SECONDS:.0f}", text)
 
 
 def standby_alarms(snapshot: ClusterSnapshot) -> Iterator[RaiseAlarm]:

@@ -60,6 +60,8 @@ FIRST_WORD_SECONDS = 10.0
 START_SECONDS = 1.0
 """sresctld opens no incident so soon after its start."""
 REASON_GONE = "it was resumed, or its reason was taken back, or Slurm forgot both"
+MOST_DOUBLINGS = 4
+"""Of `replace.backoff`, between two starts in which nothing was begun."""
 MAX_OUTPUT = 200
 """Characters of the program's last line in a reason."""
 
@@ -353,7 +355,9 @@ def _from_repairing(
     elif run.state == "ended" and run.rc == 0:
         yield _move(incident, NodeEvent.REPLACED, _success_of(run))
     else:
-        yield _failed(snapshot, config, incident, _failure_of(run), is_tried=run.state != "lost")
+        is_tried, has_begun = run.state != "lost", run.has_begun
+        cause = _failure_of(run)
+        yield _failed(snapshot, config, incident, cause, is_tried=is_tried, has_begun=has_begun)
 
 
 def _success_of(run: Run) -> str:
@@ -374,6 +378,7 @@ def _failed(
     *,
     is_tried: bool = True,
     is_sick: bool = False,
+    has_begun: bool = True,
 ) -> Transition:
     """Find what follows a repair that failed, or that was lost before it had begun.
 
@@ -384,6 +389,7 @@ def _failed(
         cause: of the failure, in words.
         is_tried: the repair had begun.
         is_sick: it ended well, and the node came back with a fault.
+        has_begun: false: it is certain that nothing was done to the node.
     """
     if incident.is_flap:
         event = NodeEvent.GONE_AGAIN if incident.times.marked else NodeEvent.JUDGED_ANEW
@@ -393,18 +399,34 @@ def _failed(
     if asked not in ("", incident.action):
         # By a person, while the repair ran: what was asked for is taken up as it ends.
         text = f"{cause}; {asked} was asked for meanwhile"
-        return _move(incident, NodeEvent.REPLACEMENT_FAILED, text, next_try=snapshot.now)
+        event = NodeEvent.REPLACEMENT_FAILED
+        return Transition(
+            incident.node, incident.id, event, text, snapshot.now, is_unbegun=not has_begun
+        )
+    if not has_begun:
+        return _not_begun(snapshot, config, incident, cause)
     instead = after_failure(snapshot, config, incident, is_sick=is_sick) if is_tried else ""
     if instead:
         text = f"{cause}; it is {ACTIONS[instead][1]}"
         event = NodeEvent.REPLACEMENT_FAILED
         return Transition(incident.node, incident.id, event, text, snapshot.now, instead)
-    if incident.attempts >= config.replace.attempts:
-        text = f"{cause}; given up after {incident.attempts} attempts, a person must look"
+    if incident.tries >= config.replace.attempts:
+        text = f"{cause}; given up after {incident.tries} attempts, a person must look"
         return _move(incident, NodeEvent.GAVE_UP, text)
-    wait = config.replace.backoff * 2 ** max(0, incident.attempts - 1)
-    text = f"{cause}; again in {wait:.0f} s (attempt {incident.attempts} failed)"
+    wait = config.replace.backoff * 2 ** max(0, incident.tries - 1)
+    text = f"{cause}; again in {wait:.0f} s (attempt {incident.tries} failed)"
     return _move(incident, NodeEvent.REPLACEMENT_FAILED, text, next_try=snapshot.now + wait)
+
+
+def _not_begun(
+    snapshot: ClusterSnapshot, config: Config, incident: Incident, cause: str
+) -> Transition:
+    """Find what follows where the program could not be started: that says nothing of the node, so
+    it is no try. It is tried again, ever more seldom, while an alarm asks for a person."""
+    wait = config.replace.backoff * 2 ** min(len(incident.unbegun), MOST_DOUBLINGS)
+    text = f"{cause}; nothing was begun, so it counts as no try; again in {wait:.0f} s"
+    event, at = NodeEvent.REPLACEMENT_FAILED, snapshot.now + wait
+    return Transition(incident.node, incident.id, event, text, at, is_unbegun=True)
 
 
 def _from_validating(

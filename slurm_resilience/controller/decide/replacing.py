@@ -103,7 +103,7 @@ def _is_another_machine(snapshot: ClusterSnapshot, incident: Incident) -> bool:
     """Tell whether a replacement that has failed brought another machine all the same: what kept
     that one out may be mended by now, and then there is nothing left to ask for."""
     agent, before = snapshot.agents.get(incident.node), incident.before.instance
-    is_tried = bool(incident.attempts) and incident.action == REPLACE
+    is_tried = bool(incident.tries) and incident.action == REPLACE
     return is_tried and agent is not None and before not in ("", agent.instance)
 
 

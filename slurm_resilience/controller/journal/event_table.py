@@ -35,6 +35,19 @@ def write_event(
     )
 
 
+IS_BEGUN = "json_extract(data, '$.unbegun') IS NULL"
+"""The condition for an event of a start in which something was begun."""
+
+
+def forget_start(db: sqlite3.Connection, incident: int) -> None:
+    """Have an incident's last start count for nothing: nothing was begun."""
+    db.execute(
+        "UPDATE events SET data = json_set(data, '$.unbegun', 1) WHERE id ="
+        " (SELECT max(id) FROM events WHERE incident = ? AND incident > 0 AND kind = ?)",
+        (incident, NodeEvent.REPLACING),
+    )
+
+
 class EventTable:
     """The table of events."""
 
@@ -158,7 +171,8 @@ class EventTable:
         """Return when (epoch) and for which node a replacement program was started since then, or
         would have been."""
         rows = self._db.execute(
-            "SELECT at, node FROM events WHERE kind = ? AND at > ? ORDER BY at", (kind, since)
+            f"SELECT at, node FROM events WHERE kind = ? AND at > ? AND {IS_BEGUN} ORDER BY at",
+            (kind, since),
         ).fetchall()
         return tuple((float(at), str(node)) for at, node in rows)
 

@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 
 from slurm_resilience.controller.decide.node_lifecycle import NodeEvent, NodeState, step
-from slurm_resilience.controller.journal.event_table import write_event
+from slurm_resilience.controller.journal.event_table import IS_BEGUN, forget_start, write_event
 from slurm_resilience.controller.journal.journal_file import together
 from slurm_resilience.controller.journal.records import (
     NO_FACTS,
@@ -133,6 +133,8 @@ class IncidentTable:
         if incident.state.is_under_way and not state.is_under_way:
             stamps["closed"] = at
             changes["ended_by"] = event
+        if facts.is_unbegun:
+            changes["unbegun"] = (*incident.unbegun, incident.attempts)
         changes["times"] = msgspec.structs.replace(incident.times, **stamps)
         changed = msgspec.structs.replace(incident, state=state, **changes)
         data: dict[str, Any] = {"state": state.value}
@@ -140,6 +142,8 @@ class IncidentTable:
             data["output"] = facts.output
         with together(self._db):
             self._save(changed)
+            if facts.is_unbegun:
+                forget_start(self._db, changed.id)
             write_event(self._db, at, event, text, node=changed.node, incident=changed.id, **data)
         return changed
 
@@ -230,7 +234,7 @@ class IncidentTable:
         no drills: they say nothing of the machine."""
         rows = self._db.execute(
             "SELECT body FROM incidents WHERE id IN"
-            " (SELECT incident FROM events WHERE kind = ? AND at > ?) ORDER BY id",
+            f" (SELECT incident FROM events WHERE kind = ? AND at > ? AND {IS_BEGUN}) ORDER BY id",
             (NodeEvent.REPLACING, since),
         ).fetchall()
         incidents = [msgspec.json.decode(row[0], type=Incident) for row in rows]

@@ -63,8 +63,20 @@ class Incident(msgspec.Struct, frozen=True):
     """Slurm's time of the reason that we set: one of another time is a person's."""
     is_flap: bool = False
     """The node came back by itself: it need not be another boot or machine."""
+    unbegun: tuple[int, ...] = ()
+    """The attempts in which nothing was begun: they count for nothing."""
     evidence: str = ""
     """The directory of what was saved of the node, or why there is nothing; empty: not yet."""
+
+    @property
+    def tries(self) -> int:
+        """The attempts in which something was begun."""
+        return self.attempts - len(self.unbegun)
+
+    @property
+    def is_unbegun(self) -> bool:
+        """Nothing was begun in the last attempt."""
+        return self.attempts in self.unbegun
 
 
 class IncidentFacts(msgspec.Struct, frozen=True):
@@ -78,6 +90,8 @@ class IncidentFacts(msgspec.Struct, frozen=True):
     reason_at: str | None = None
     mark_reason_at: str | None = None
     is_flap: bool | None = None
+    is_unbegun: bool = False
+    """In the attempt that is over nothing was begun."""
     output: str = ""
     """The end of what the replacement program printed: kept with the event."""
 

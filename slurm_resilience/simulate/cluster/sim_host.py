@@ -134,6 +134,7 @@ class SimHost:
         run = SimRun(directory, verb, node, self._schedule.now)
         run.manner = self._random.choice(self.manners)
         self.runs[directory] = run
+        write_in_place(directory / RUNNER, "1")  # a runner's first act
         if self.watcher is not None:
             self.watcher.run_started(run)
         self._work(run, limit)

@@ -49,8 +49,12 @@ def test_a_pool_is_kept_refilled_and_left_to_a_person(
 ) -> None:
     options = {"spares.main": {"nodes": 2}}
     lab = fresh_lab(LabSpec(nodes=4, network=True, topology=SWITCHES, sres_options=options))
-    first = wait_for(lambda: kept(lab, 2), 30, "the pool is full")
-    assert {"n1", "n2"} & set(first) and {"n3", "n4"} & set(first)  # one of each switch
+
+    def spread() -> list[str]:
+        found = set(kept(lab, 2))
+        return sorted(found) if {"n1", "n2"} & found and {"n3", "n4"} & found else []
+
+    first = wait_for(spread, 30, "one spare of each switch")
     lab.power_off(first[0])
     second = wait_for(lambda: (now := kept(lab, 2)) != first and now, 60, NodesOf(lab))
     assert first[0] not in second and first[1] in second

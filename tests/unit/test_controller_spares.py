@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -42,7 +43,7 @@ from slurm_resilience.controller.spares.pool_lifecycle import (
     PoolState,
     next_state,
 )
-from slurm_resilience.controller.spares.pool_plan import choose, resumed, size_of
+from slurm_resilience.controller.spares.pool_plan import choose, resumed, size_of, spread
 from slurm_resilience.controller.spares.pool_records import (
     Gift,
     MoveGift,
@@ -239,6 +240,22 @@ def test_of_a_held_pool_people_see_what_slurm_keeps(left: tuple[str, ...]) -> No
 
 
 names = st.lists(st.sampled_from([f"n{i}" for i in range(12)]), unique=True)
+
+
+@given(st.lists(st.sampled_from("abc"), min_size=1, max_size=12), st.data())
+def test_spares_that_are_spread_stay_as_they_are(zones: list[str], data: Any) -> None:
+    names = [f"n{i}" for i in range(len(zones))]
+    where = dict(zip(names, zones, strict=True))
+    chosen = data.draw(st.sets(st.sampled_from(names)))
+    fixed = data.draw(st.sets(st.sampled_from(names)))
+    free = [name for name in names if name not in chosen]
+    after = spread(sorted(chosen), fixed, free, where)
+    assert len(set(after)) == len(chosen) and chosen & fixed <= set(after)
+    left = [name for name in names if name not in after]
+    assert spread(after, fixed, left, where) == after
+    count = Counter(where[name] for name in after)
+    gone = [count[where[name]] for name in after if name not in fixed]
+    assert not (gone and left) or max(gone) - min(count[where[name]] for name in left) < 2
 
 
 @given(
@@ -494,6 +511,21 @@ def test_a_spare_of_the_lost_nodes_block_comes_first() -> None:
 def test_spares_are_spread_over_the_leaf_switches() -> None:
     switches = {"n1": "s1", "n2": "s1", "n3": "s2", "n4": "s2"}
     assert asked(seen(domains=switches)) == [(PoolEvent.MAKE, ("n1", "n3"))]
+
+
+def test_spares_of_one_switch_are_spread_as_soon_as_nodes_of_others_are_free() -> None:
+    """The others were away, or full of jobs, when they were chosen: with this switch all spares
+    would be lost."""
+    switches = {"n1": "s1", "n2": "s1", "n3": "s2", "n4": "s2"}
+    one_sided = seen("n1", "n2", pool=kept("n1", "n2"), domains=switches)
+    assert asked(one_sided) == [(PoolEvent.CHANGE, ("n1", "n3"))]
+    even = seen("n1", "n3", pool=kept("n1", "n3"), domains=switches)
+    assert asked(even) == []
+    unread = seen("n1", "n2", pool=kept("n1", "n2"), domains={})
+    assert asked(unread) == []
+    busy = [node(f"n{i}", "ALLOCATED" if i > 2 else "IDLE", partitions=("main",)) for i in range(5)]
+    full = seen("n1", "n2", pool=kept("n1", "n2"), domains=switches, nodes=busy[1:])
+    assert asked(full) == []
 
 
 @pytest.mark.parametrize(

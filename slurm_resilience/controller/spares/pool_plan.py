@@ -73,6 +73,38 @@ def choose(
     return tuple(sorted(chosen))
 
 
+def spread(
+    chosen: Sequence[str],
+    fixed: Collection[str],
+    free: Sequence[str],
+    zones: Mapping[str, str],
+) -> tuple[str, ...]:
+    """Return the spares once those of the fullest zones are exchanged for free nodes of emptier
+    ones, as far as that evens them out: the other zones may have been away, or full of jobs, when
+    they were chosen.
+
+    Args:
+        chosen: the spares.
+        fixed: those that stay.
+        free: may become spares, the best ones first.
+        zones: of all of them. A node whose zone is not known is exchanged for none.
+    """
+    spares = list(chosen)
+    count = Counter(zones.get(name, "") for name in spares)
+    left = [name for name in dict.fromkeys(free) if zones.get(name) and name not in spares]
+    while left and max(count.values(), default=0) > 1:
+        movable = [name for name in reversed(spares) if name not in fixed]
+        best = min(left, key=lambda name: count[zones[name]])
+        worst = max(movable, key=lambda name: count[zones.get(name, "")], default="")
+        if not worst or count[zones.get(worst, "")] < count[zones[best]] + 2:
+            break
+        spares[spares.index(worst)] = best
+        left.remove(best)
+        count[zones.get(worst, "")] -= 1
+        count[zones[best]] += 1
+    return tuple(sorted(spares))
+
+
 def settle(snapshot: ClusterSnapshot) -> Iterator[MovePool]:
     """Tell what Slurm has made of the last requests, or people of the reservations; nothing while
     reservations cannot be read."""
@@ -208,13 +240,12 @@ def target(
     members = [
         name for name in pool.nodes if may_stay(snapshot, diagnoses, pool, name, taken - given)
     ]
-    candidates = [
-        *(node.name for node in there if _is_free(snapshot, diagnoses, node, taken)),
-        # On a full cluster no node is ever seen idle, but those that come back from a repair.
-        *(node.name for node in there if _comes_back(snapshot, node, taken)),
-    ]
+    free = [node.name for node in there if _is_free(snapshot, diagnoses, node, taken)]
+    # On a full cluster no node is ever seen idle, but those that come back from a repair.
+    back = [node.name for node in there if _comes_back(snapshot, node, taken)]
     zones = {node.name: zone_of(snapshot, node, settings.zone) for node in there}
-    return choose(size_of(settings, len(there)), members, candidates, zones)
+    chosen = choose(size_of(settings, len(there)), members, (*free, *back), zones)
+    return spread(chosen, given, free, zones)
 
 
 def reserved_by_others(snapshot: ClusterSnapshot, name: str) -> frozenset[str]:

@@ -24,8 +24,10 @@ _PRIVATE_DATA = frozenset({"output"})
 _PRIVATE_KINDS = frozenset({"replacing"})
 """Events whose text is the replacement program's command line."""
 _LAST_LINE = re.compile(
-    r"^(?!Slurm's power saving |scontrol reboot |its sresd )(.*? (?:exited -?\d+|disappeared)): "
-    r".*(?=; (?:again in|given up|it is) )"
+    r"^(?!Slurm's power saving |scontrol reboot |its sresd )"
+    r"(.*? (?:exited -?\d+|disappeared|did not start)): "
+    r"(?:.*(?=; (?:again in|given up|it is|Action:\w+ was) )|.*)",
+    re.DOTALL,
 )
 """The line that a program, or a third party's replacer, told last, in the text of an event. Slurm
 and sresd tell of nothing but the node."""

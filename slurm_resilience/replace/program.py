@@ -217,14 +217,14 @@ def status(directory: Path, now: float, host: RunHost = THIS_HOST) -> Run:
     output = _tail(directory / OUTPUT)
     code = _text(directory / RESULT)
     if code == f"{NEVER_BEGAN_RC}":
-        return Run("ended", CANNOT_START_RC, output, now, has_begun=False)
+        return Run("unbegun", CANNOT_START_RC, output, now)
     if code:
         return Run("ended", int(code), output, now)
     if is_running:
         return Run("running", output=output)
     # A runner's first act is to write down its process id.
     has_begun = bool(_text(directory / RUNNER))
-    return Run("lost", output=output, ended_at=now, has_begun=has_begun)
+    return Run("lost" if has_begun else "unbegun", output=output, ended_at=now)
 
 
 def is_unfinished(directory: Path, host: RunHost = THIS_HOST) -> bool:

@@ -22,8 +22,9 @@ Verb = Literal["replace", "reboot", "reset"]
 class Run(msgspec.Struct, frozen=True):
     """The facts about one try to repair a node."""
 
-    state: Literal["running", "ended", "lost"]
-    """``lost``: it is gone without an exit code (the machine was rebooted, or a user killed it)."""
+    state: Literal["running", "ended", "lost", "unbegun"]
+    """``lost``: it is gone without an exit code (the machine was rebooted, or a user killed it);
+    ``unbegun``: it is over, and it is certain that nothing was done to the node."""
     rc: int = -1
     """0: the node is on its way back."""
     output: str = ""
@@ -36,8 +37,6 @@ class Run(msgspec.Struct, frozen=True):
     """The replacer, in words."""
     is_followed: bool = True
     """False: another machine began it, and only the node itself shows how it stands."""
-    has_begun: bool = True
-    """False: it is certain that nothing was done to the node. Such a run is no try."""
     wrote_reason: bool = False
     """The node's Reason, or its time, may have changed by the repair."""
 

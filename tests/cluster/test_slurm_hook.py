@@ -113,3 +113,39 @@ def test_the_newest_slurm_asks_when_slurmd_starts_and_no_more(
     # Slurm has taken no notice of that since 17.02: the prolog and sresctld keep jobs away.
     wait_for(lambda: all_idle(lab), 30, "the node is idle again")
     assert asked.read_text().count("asked") == 2
+
+
+def test_the_newest_slurm_asks_after_a_reboot_and_no_more(
+    fresh_lab: Callable[[LabSpec], Lab], wait_for: WaitFor, tmp_path: Path
+) -> None:
+    try:
+        root = root_of(VERSIONS[-1])
+    except MissingTool as error:
+        pytest.skip(f"needs a lab: {error}")
+    hook, asked = tmp_path / "slurm-hook", tmp_path / "asked"
+    hook.write_text(HOOK.read_text().replace("set -u\n", f"set -u\necho asked >>{asked}\n"))
+    hook.chmod(0o755)
+    asked.touch()
+    options = {"HealthCheckProgram": str(hook), "HealthCheckNodeState": "REBOOT_ONLY"}
+    spec = LabSpec(
+        nodes=1,
+        network=True,
+        daemons=False,
+        plugin=None,
+        lifecycle=None,
+        slurm_root=root,
+        options=options | {"HealthCheckInterval": "1"},
+    )
+    lab = fresh_lab(spec)
+    wait_for(lambda: all_idle(lab), 60, "the node is idle")
+    before = asked.read_text().count("asked")
+    lab.kill_daemon("slurmd", node="n1")
+    lab.start_daemon("slurmd", "n1")
+    wait_for(lambda: all_idle(lab), 30, "the node is idle again")
+    assert asked.read_text().count("asked") == before, "a start of slurmd is no reboot"
+
+    boots = lab.status()["nodes"]["n1"]["boots"]
+    lab.run(["scontrol", "reboot", "nextstate=resume", "n1"], check=True)
+    wait_for(lambda: lab.status()["nodes"]["n1"]["boots"] > boots, 60, "n1 boots")
+    wait_for(lambda: asked.read_text().count("asked") > before, 60, "slurmd asks after it")
+    wait_for(lambda: all_idle(lab), 60, "the node is idle after its reboot")

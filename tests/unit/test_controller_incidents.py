@@ -299,7 +299,7 @@ def test_the_wait_doubles_and_there_is_an_end() -> None:
 def test_a_program_that_cannot_be_started_uses_up_no_try() -> None:
     """It says nothing of the node: what an upgrade of this machine breaks for minutes would else
     leave each node that fails meanwhile to a person."""
-    run = Run("ended", 127, "cannot be started: no such file", has_begun=False)
+    run = Run("unbegun", 127, "cannot be started: no such file")
     known = incident(state=NodeState.REPAIRING, attempts=9, unbegun=tuple(range(1, 9)))
     move = advance(world(MARKED, agents=(agent(),), incidents=(known,), runs={1: run}))
     assert (move.event, move.next_try) == (NodeEvent.REPLACEMENT_FAILED, NOW + 16 * 60)

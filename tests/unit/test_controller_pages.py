@@ -116,6 +116,15 @@ def test_users_do_not_read_what_the_replacement_program_was_told_and_said() -> N
             "the program disappeared; given up after 3 attempts, a person must look",
         ),
         (
+            "the program did not start: no file s3cret; nothing was begun; again in 60 s",
+            "the program did not start; again in 60 s",
+        ),
+        (
+            "the program exited 3: key s3cret; Action:Reboot was asked for meanwhile",
+            "the program exited 3; Action:Reboot was asked for meanwhile",
+        ),
+        ("the program exited 3: key s3cret; what else", "the program exited 3"),
+        (
             "the cloud exited 7: key s3cret; again in 5 s (attempt 1 failed)",
             "the cloud exited 7; again in 5 s (attempt 1 failed)",
         ),

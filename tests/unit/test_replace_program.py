@@ -84,7 +84,7 @@ def test_it_is_never_started_twice(tmp_path: Path, script: Callable[[str], list[
 def test_a_program_that_is_not_there_is_an_end(tmp_path: Path) -> None:
     program.start(tmp_path / "1-1", [str(tmp_path / "none")], "replace", "n7", 60)
     run = ended(tmp_path / "1-1")
-    assert run.rc == 127 and "cannot be started" in run.output and not run.has_begun
+    assert run.rc == 127 and "cannot be started" in run.output and run.state == "unbegun"
 
 
 def test_a_program_that_says_127_itself_has_begun(
@@ -92,7 +92,7 @@ def test_a_program_that_says_127_itself_has_begun(
 ) -> None:
     program.start(tmp_path / "1-1", script("exit 127"), "replace", "n7", 60)
     run = ended(tmp_path / "1-1")
-    assert run.rc == 127 and run.has_begun
+    assert (run.state, run.rc) == ("ended", 127)
 
 
 def test_its_time_limit(tmp_path: Path, script: Callable[[str], list[str]]) -> None:
@@ -166,7 +166,6 @@ def test_a_run_without_its_runner_goes_on_until_the_program_ends(
     assert program.status(directory, time.time()).state == "running"
     go.write_text("end\n")
     until(lambda: program.status(directory, time.time()).state == "lost", "the run is lost")
-    assert program.status(directory, time.time()).has_begun
 
 
 def test_a_runner_that_does_not_start_has_begun_nothing(
@@ -176,8 +175,7 @@ def test_a_runner_that_does_not_start_has_begun_nothing(
     directory = tmp_path / "1-1"
     monkeypatch.setattr(program.sys, "executable", "/bin/false")
     program.start(directory, ["/bin/true"], "replace", "n7", 60)
-    until(lambda: program.status(directory, time.time()).state == "lost", "the run is lost")
-    assert not program.status(directory, time.time()).has_begun
+    until(lambda: program.status(directory, time.time()).state == "unbegun", "it is over")
 
 
 def test_neither_the_clock_nor_the_boot_time_tells_that_a_run_is_lost(
@@ -212,8 +210,7 @@ def test_a_full_disk_at_the_start_starts_nothing(
         full.setattr(program, "write_in_place", is_full)
         with pytest.raises(SresError, match=r"cannot be started.*No space"):
             program.start(tmp_path / "1-1", ["/bin/true"], "replace", "n7", 60)
-    run = program.status(tmp_path / "1-1", time.time())
-    assert (run.state, run.has_begun) == ("lost", False)
+    assert program.status(tmp_path / "1-1", time.time()).state == "unbegun"
     program.start(tmp_path / "1-2", ["/bin/true"], "replace", "n7", 60)
     assert ended(tmp_path / "1-2").rc == 0
 

@@ -163,7 +163,7 @@ def test_a_disk_that_is_full_asks_slurm_for_nothing(
     with pytest.raises(Exception, match="full"):
         site.start(node())
     assert site.states == []
-    assert site.status(node()).state == "lost"
+    assert site.status(node()).state == "unbegun"
 
 
 def test_what_slurm_adds_to_a_reason_is_taken_away(tmp_path: Path) -> None:

@@ -61,7 +61,7 @@ START_SECONDS = 1.0
 """sresctld opens no incident so soon after its start."""
 REASON_GONE = "it was resumed, or its reason was taken back, or Slurm forgot both"
 MOST_DOUBLINGS = 4
-"""Of `replace.backoff`, between two starts in which nothing was begun."""
+"""`replace.backoff` is doubled so often at most, between two starts in which nothing was begun."""
 MAX_OUTPUT = 200
 """Characters of the program's last line in a reason."""
 
@@ -355,7 +355,7 @@ def _from_repairing(
     elif run.state == "ended" and run.rc == 0:
         yield _move(incident, NodeEvent.REPLACED, _success_of(run))
     else:
-        is_tried, has_begun = run.state != "lost", run.has_begun
+        is_tried, has_begun = run.state == "ended", run.state != "unbegun"
         cause = _failure_of(run)
         yield _failed(snapshot, config, incident, cause, is_tried=is_tried, has_begun=has_begun)
 
@@ -366,7 +366,8 @@ def _success_of(run: Run) -> str:
 
 def _failure_of(run: Run) -> str:
     last_line = (run.output.splitlines()[-1:] or ["it printed nothing"])[0][:MAX_OUTPUT]
-    ending = "disappeared" if run.state == "lost" else f"exited {run.rc}"
+    endings = {"lost": "disappeared", "unbegun": "did not start"}
+    ending = endings.get(run.state, f"exited {run.rc}")
     return f"{run.by} {ending}: {last_line}"
 
 

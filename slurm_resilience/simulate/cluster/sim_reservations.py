@@ -63,6 +63,8 @@ class SimReservations:
         """Requests for nodes in exchange, and the job that each is for."""
         self.merged: Callable[[int], None] = lambda _: None
         """Is told of each job that has got the node which it asked for."""
+        self.jobs_read_at = 0.0
+        """When sresctld last read the jobs, to tell one of its nodes."""
         self._over: set[str] = set()
         """Reservations that may lie over others, and over jobs."""
 
@@ -187,7 +189,9 @@ class SimReservations:
         return tuple(one.id for one in found if one is not None and one.state == "PENDING")
 
     def jobs(self) -> tuple[Job, ...]:
-        return self._slurm.jobs()
+        found = self._slurm.jobs()
+        self.jobs_read_at = self._schedule.now
+        return found
 
     def change_nodes(self, name: str, nodes: Sequence[str]) -> None:
         self._enter()

@@ -192,8 +192,6 @@ class SimSlurm:
         """When sresctld last began to read each node by itself."""
         self.listed_at = 0.0
         """When sresctld last began to list all nodes."""
-        self.jobs_read_at = 0.0
-        """When sresctld last read the jobs."""
         self.set_at = 0.0
         """When sresctld last began to set a node."""
 
@@ -421,7 +419,6 @@ class SimSlurm:
 
     def jobs(self) -> tuple[Job, ...]:
         self._enter()
-        self.jobs_read_at = self._schedule.now
         return tuple(entry.job for entry in self._jobs.values())
 
     def job(self, job_id: int) -> Job:

@@ -121,7 +121,7 @@ class SpareRules:
         ):
             return
         lacking = self._reservations.requests.get(job_id, job_id)
-        has_just_started = self._started(lacking) >= self._slurm.jobs_read_at
+        has_just_started = self._started(lacking) >= self._reservations.jobs_read_at
         if name not in self._own or not (has_just_started or self._slurm.lacks_nodes(lacking)):
             text = f"job {lacking} is put into {name}, and lacks no node"
             self._break(ClusterRule.GIVEN_ONCE, text)

@@ -47,7 +47,7 @@ def test_kill_on_bad_exit_does_not_hide_the_programs_own_code(
     job = Job(lab, tmp_path, srun=f"srun --auto-resume=1 -K {program}", nodes=2)
     wait_for(lambda: "srun ended with" in job.ended(), 60, job)
     assert "task 1 on n2 ended with exit code 5" in job.log(), job
-    assert "is the program's own" in job.log(), job
+    assert "without progress: it is a bug" in job.log(), job
     assert len(job.attempts()) <= 1, job
     end(job, wait_for)
 

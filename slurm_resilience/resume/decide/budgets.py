@@ -71,7 +71,7 @@ def fault_of_program(history: tuple[Ending, ...], limits: ResumeSettings) -> str
     # Its own fault: it failed at once, by itself, and never got anywhere.
     never_ran = len(history) == 1 and not last.made_progress and last.lasted < SHORT_LIFE_SECONDS
     if by_itself and never_ran:
-        return f"{what} after {last.lasted:.1f} s without progress is the program's own"
+        return f"{what} after {last.lasted:.1f} s without progress: it is a bug"
     row = list(_in_a_row(history, limits))
     alike = [ending for ending in row if ending.own_code == last.own_code]
     if by_itself and len(alike) >= 2:

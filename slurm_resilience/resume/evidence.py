@@ -67,6 +67,10 @@ def gather_evidence(
         unused = _give_up_unused(context, end)
         faulty = _wait_for_diagnosis(context, tuple(n for n in nodes if n not in unused))
         state = context.allocation.refresh()
+    if state not in ("RUNNING", "SUSPENDED"):
+        # Slurm ended the job for them, and sresctld has not judged them.
+        lost = {name for part in end.parts or (step,) for name in part.failed_nodes}
+        faulty = dict.fromkeys(sorted(lost), "Slurm gave the node up") | faulty
     if end.code != 0 and faulty and ended_well:
         # srun waits for the lost node, or tells of it, and of nothing else.
         report.say(f"every task had ended well before {fold(faulty)} was lost")

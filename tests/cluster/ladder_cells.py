@@ -118,9 +118,9 @@ class Cell:
     @property
     def named(self) -> str:
         """Return the cause in the log's words, where another attempt follows."""
-        if self.cause in _NAMES:
-            return _NAMES[self.cause]
-        return "{lost}: "
+        if (self.cause, self.rung) == ("down", "requeue"):
+            return "node {lost} went down"  # Slurm requeued the job by itself
+        return _NAMES.get(self.cause, "{lost}: ")
 
     @property
     def result(self) -> str:

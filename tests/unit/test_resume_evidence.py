@@ -16,6 +16,7 @@ from slurm_resilience.errors import SlurmUnreachable
 from slurm_resilience.resume import report
 from slurm_resilience.resume.allocation.allocation import Allocation, Companion
 from slurm_resilience.resume.decide.classify import Cause, Ending, classify
+from slurm_resilience.resume.decide.signatures import Category
 from slurm_resilience.resume.decide.task_ends import TaskEnd
 from slurm_resilience.resume.evidence import NAME_SECONDS, gather_evidence, hear_cancels
 from slurm_resilience.resume.live_step.live_steps import EndWord, StepEnd
@@ -94,6 +95,7 @@ def gathered(
         ran_for=9.0,
         ended_at=SYSTEM_CLOCK.monotonic() - 100.0,
         told_end=ToldEnd(cancelled, aborted),
+        failed_nodes=frozenset(more.pop("failed_nodes", ())),
         timed_out=False,
         ended_tasks=[],
         reports=reports,
@@ -135,6 +137,15 @@ def test_a_requeued_job_was_not_ended_by_its_user(slurm: FakeSlurm, signal: str)
     slurm.requeue(allocation.id)
     seen = cause(slurm, allocation, signal)
     assert (seen.kind, "user" in seen.reason) == ("job_over", False)
+
+
+def test_a_job_that_slurm_requeued_for_a_node_has_lost_it(slurm: FakeSlurm) -> None:
+    """No mark of sresctld tells of a node that a person has set DOWN, but srun does."""
+    allocation = allocated(slurm)
+    slurm.requeue(allocation.id)
+    seen = ending(slurm, allocation, "SIGTERM", 143, failed_nodes=("n2",))
+    assert (seen.kind, seen.category) == ("job_over", Category.HARDWARE)
+    assert seen.reason.endswith("; n2: Slurm gave the node up")
 
 
 def test_ctrl_c_does_not_wait_for_slurm(slurm: FakeSlurm) -> None:

@@ -139,8 +139,7 @@ def classify(ending: Ending) -> Cause:
         return Cause("user", "the step was cancelled", category=Category.USER)
     if ending.faulty:
         names = tuple(sorted(ending.faulty))
-        reasons = "; ".join(f"{name}: {ending.faulty[name]}" for name in names)
-        return Cause("node", reasons, names, Category.HARDWARE)
+        return Cause("node", _faults(ending), names, Category.HARDWARE)
     if ending.hang:
         # Nothing of the tasks' ends tells more: they were ended for it.
         return Cause("program", ending.hang, category=Category.TRANSIENT)
@@ -155,11 +154,18 @@ def _job_over(ending: Ending) -> Cause:
     if ending.timed_out or ending.job_state == "TIMEOUT":
         text = "Slurm ends the job: its time limit is reached"
         return Cause("job_over", text, category=Category.TIME_LIMIT)
-    if not ending.job_state:
-        return Cause("job_over", "Slurm has ended or requeued the job")
-    text = f"Slurm ends the job: it is {ending.job_state}"
-    by_user = ending.job_state == "CANCELLED"
-    return Cause("job_over", text, category=Category.USER if by_user else Category.UNKNOWN)
+    text = "Slurm has ended or requeued the job"
+    if ending.job_state:
+        text = f"Slurm ends the job: it is {ending.job_state}"
+    if ending.job_state == "CANCELLED":
+        return Cause("job_over", text, category=Category.USER)
+    if ending.faulty:
+        return Cause("job_over", f"{text}; {_faults(ending)}", category=Category.HARDWARE)
+    return Cause("job_over", text)
+
+
+def _faults(ending: Ending) -> str:
+    return "; ".join(f"{name}: {ending.faulty[name]}" for name in sorted(ending.faulty))
 
 
 def _program(ending: Ending) -> Cause:

@@ -247,7 +247,8 @@ def test_a_person_has_the_youngest_leave_and_come_back() -> None:
     story.tell(ev.TargetSet(3, "alice"))
     asked = story.tick(1.0)
     assert [a.steps for a in asked if isinstance(a, ev.AskGroupToLeave)] == [(2,), (3,)]
-    assert story.tick(7200.0) == [], "a step may take hours, and none is killed"
+    late = story.tick(7200.0)
+    assert [type(a) for a in late] == 2 * [ev.AskGroupToLeave], "a step may take hours"
     for step, rank in ((2, 3), (3, 4)):
         del story.training[rank]
         (said, _) = story.tell(ev.GroupStepEnded(step, 0))
@@ -278,6 +279,41 @@ def test_a_later_word_counts_while_an_earlier_one_is_carried_out() -> None:
         del story.training[rank]
         story.tell(ev.GroupStepEnded(step, 0))
     assert len([a for a in story.tick(30.0) if isinstance(a, ev.AskForGroup)]) == 2
+
+
+def test_ranks_that_go_for_a_person_are_asked_again() -> None:
+    """Slurm was away when they were asked first, and nothing else would have them go."""
+    story = grown(1)
+    story.tell(ev.TargetSet(2, "alice"))
+    (first,) = story.tick()
+    assert story.tick(59.0) == []
+    assert story.tick(1.0) == [first] and story.tick(1.0) == [] and story.tick(60.0) == [first]
+    del story.training[2]
+    story.tell(ev.GroupStepEnded(1, 0))
+    assert story.tick(120.0) == []
+
+
+def test_a_person_who_wants_nodes_again_does_not_wait_for_a_pause() -> None:
+    story = grown(1)
+    story.tell(ev.TargetSet(2, "alice"))
+    story.tick()
+    del story.training[2]
+    story.tell(ev.GroupStepEnded(1, 0))
+    story.tell(ev.TargetSet(3, "alice"))
+    assert [a.group for a in story.tick(0.1) if isinstance(a, ev.AskForGroup)] == [0]
+
+
+def test_a_persons_word_has_a_failed_request_made_again() -> None:
+    story = Story(size(1))
+    story.refuses = True
+    for _ in range(5):
+        story.tick(3600.0)
+        story.tell(ev.GroupFailed(0, "sbatch: error"))
+    assert story.tick(1.0) == []
+    story.refuses = False
+    story.tell(ev.TargetSet(2, "alice"))
+    story.tell(ev.TargetSet(3, "alice"))
+    assert [a.group for a in story.tick() if isinstance(a, ev.AskForGroup)] == [0]
 
 
 def test_a_resize_waits_while_a_loss_is_mended() -> None:

@@ -35,6 +35,9 @@ from slurm_resilience.resume.live_step.seats import NodeSlot
 MOST_ASKED = 8
 """Requests for nodes that may wait in Slurm's queue at one time."""
 LONGEST_BACKOFF_SECONDS = 3600.0
+ASK_AGAIN_SECONDS = 60.0
+"""After which ranks that go because a person wants fewer are asked once more: that has no deadline,
+and Slurm may not have passed the first signal on."""
 GONE_SECONDS = 120.0
 """For the ranks of a group that goes. Slurm ends them sooner, where it takes the nodes back."""
 
@@ -77,6 +80,9 @@ class NodeGroup:
     since: float = 0.0
     """When it got its nodes."""
     deadline: float = 0.0
+    """Infinite: it goes because a person wants fewer, between two steps."""
+    remind_at: float = math.inf
+    """Its ranks are asked to leave once more then."""
     again_at: float = float("-inf")
     """It is not asked for earlier."""
     failures: int = 0
@@ -172,6 +178,9 @@ class SizePlan:
                 yield from self._on_nodes_sick(event, now)
             case ev.TargetSet():
                 self._target = event
+                for group in self.groups:
+                    # A person's word does not wait for the end of a pause.
+                    group.again_at = min(group.again_at, now)
             case Tick():
                 yield from self._on_tick(now)
 
@@ -283,14 +292,17 @@ class SizePlan:
         """Give a group's nodes back; it is asked for again later."""
         settings = self._size.settings
         was_in = group.state is _S.LEAVING
+        # No pause where Slurm has not taken the nodes back: a person may want them again soon.
+        for_a_person = was_in and math.isinf(group.deadline)
         companion, nodes, steps = group.companion, group.nodes, group.steps
         group.failures = group.failures + 1 if failed else 0
-        pause = settings.snooze
+        pause = 0.0 if for_a_person else settings.snooze
         if failed:
             longest = max(settings.backoff, LONGEST_BACKOFF_SECONDS)
             pause = min(longest, settings.backoff * 2.0 ** (group.failures - 1))
         group.enter(_S.VACANT)
         group.companion, group.nodes, group.steps = 0, (), ()
+        group.deadline, group.remind_at = 0.0, math.inf
         group.again_at = now + pause
         if was_in:
             yield ev.SayShrank(self._change(companion, nodes), group.reason)
@@ -313,6 +325,8 @@ class SizePlan:
                 yield from self._vacate(group, now, failed=reason)
             elif group.state is _S.LEAVING and now >= group.deadline:
                 yield from self._vacate(group, now)
+            elif group.state is _S.LEAVING and now >= group.remind_at:
+                yield self._ask_to_leave(group, now)
             elif group is self._stand_in and group.state is _S.ASKED and group.companion:
                 if not self._is_next(group):
                     yield from self._vacate(group, now)
@@ -333,7 +347,11 @@ class SizePlan:
             reason = f"resized to {self._target.nodes} nodes by {self._target.by}"
             self._begin_to_leave(group, reason, now)
             group.deadline = math.inf
-            yield ev.AskGroupToLeave(group.companion, group.steps)
+            yield self._ask_to_leave(group, now)
+
+    def _ask_to_leave(self, group: NodeGroup, now: float) -> ev.SizeAction:
+        group.remind_at = now + ASK_AGAIN_SECONDS
+        return ev.AskGroupToLeave(group.companion, group.steps)
 
     def _is_wanted(self, group: NodeGroup) -> bool:
         """Return whether a person has not asked for fewer groups than there are with this one."""

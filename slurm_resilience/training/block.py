@@ -194,6 +194,8 @@ class BlockRunner:
         self._participant.say("ready")
         control_socket.enters()
         try:
+            if reason := startup.own_group():
+                raise Stopped(reason)
             while True:
                 try:
                     view = self._meet()

@@ -141,6 +141,19 @@ def test_a_program_that_keeps_the_rules_is_told_nothing(run: Program) -> None:
     assert done.stdout.count("('equal', True)") == 2, done.stdout
 
 
+def test_a_process_group_of_ones_own_is_refused(run: Program) -> None:
+    """Torchrun's programs begin so. A replaced process waited in it for the others for 30 minutes,
+    when the training was over."""
+    here = """
+    os.environ["GLOO_SOCKET_IFNAME"] = "lo"
+    file = os.path.join(os.environ["TMPDIR"], "store")
+    dist.init_process_group(
+        "gloo", f"file://{file}", rank=int(os.environ["RANK"]), world_size=2
+    )
+    """
+    refused(run(USUAL, parts=here), "leave out init_process_group")
+
+
 # --- data ---------------------------------------------------------------------------------------
 
 

@@ -7,6 +7,8 @@ import logging
 import os
 from collections.abc import MutableMapping
 
+import torch.distributed as dist
+
 from slurm_resilience.errors import UsageError
 from slurm_resilience.mesh.protocol.world_plan import WorldRules
 from slurm_resilience.training import compat
@@ -18,6 +20,19 @@ log = logging.getLogger("sres.training")
 LAZY = "TORCH_GLOO_LAZY_INIT"
 """torch: connect two ranks when they first talk. Such a connection is not known to be the group's,
 and cannot be cut when a peer dies."""
+
+
+def own_group() -> str:
+    """Return why a program must not begin with a process group of its own; empty: it has none.
+
+    The first fault would end it, and a process that is replaced would wait in it for the others.
+    """
+    if not dist.is_initialized():
+        return ""
+    return (
+        "a process group is there already: leave out init_process_group, a resilient function makes "
+        "its own in each world"
+    )
 
 
 def rules(options: Options, where: RankEnvironment) -> WorldRules:

@@ -178,9 +178,9 @@ class SizePlan:
                 yield from self._on_nodes_sick(event, now)
             case ev.TargetSet():
                 self._target = event
-                for group in self.groups:
+                for each in self.groups:
                     # A person's word does not wait for the end of a pause.
-                    group.again_at = min(group.again_at, now)
+                    each.again_at = min(each.again_at, now)
             case Tick():
                 yield from self._on_tick(now)
 

@@ -108,6 +108,7 @@ PINNED: dict[int, str] = {
     15001151: "a person asked for the reboot that had just been done, and the rule waited for it",
     16000311: "a person resumed a repaired node as sresctld had just started, which marked it anew",
     18100007: "a job began elsewhere between the look at it and the word of its nodes",
+    18002519: "Slurm rebooted a node for one person, which another one had asked of sresctld",
     961236: "a job was given nodes, and its supervisor said nothing of them",
 }
 """Hours of six faults, as a campaign has them, in which a rule was broken once, and why."""

@@ -160,6 +160,10 @@ class ClusterRules:
             text = f"the reboot of {name} is taken back; a person asked for it"
             self.break_rule(ClusterRule.PERSONS_NODE, text)
 
+    def rebooted(self, name: str) -> None:
+        """Take in that Slurm has rebooted a node: a person's request for that is served."""
+        self.people.serve(name, "reboot")
+
     def _judge_reboot(self, name: str, act: str) -> None:
         """Check that a node is not taken away while Slurm reboots it by the word of a person."""
         if self.people.slurm_reboots.get(name, 1e18) < self._looked_at(name):

@@ -47,6 +47,10 @@ class PeoplesReboots(Protocol):
         """Take in that it is over, or that sresctld has taken it back."""
         ...
 
+    def rebooted(self, name: str) -> None:
+        """Take in that Slurm has rebooted a node."""
+        ...
+
 
 class SimPower:
     """Powers machines down and up, and reboots them, by Slurm's word."""
@@ -146,6 +150,8 @@ class SimPower:
         """Have a node's reboot be over, as 22.05 does: what ASAP has drained is drained no more,
         and FAIL stays."""
         order = self._peoples.get(node.name, _PersonsReboot(SRESCTLD, "DOWN"))
+        if self.people is not None:
+            self.people.rebooted(node.name)
         flags, reason = node.flags - _REBOOTING, node.reason
         if order.drains or order.then == "RESUME":
             flags -= {"DRAIN"}

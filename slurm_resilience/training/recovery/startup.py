@@ -30,8 +30,8 @@ def own_group() -> str:
     if not dist.is_initialized():
         return ""
     return (
-        "a process group is there already: leave out init_process_group, a resilient function makes "
-        "its own in each world"
+        "a process group is there already: leave out init_process_group, a resilient function "
+        "makes its own in each world"
     )
 
 

@@ -261,7 +261,8 @@ class SimTraining:
         rank.stage = RankStage.CONNECTED
         world.note(f"rank {rank.peer.id} connects on {rank.peer.node}")
         self._announce(rank)
-        schedule.after(world.random.uniform(0.05, 0.6), self._show, rank, True)
+        # One that dies before it is shown never is.
+        schedule.after(world.random.uniform(0.05, 0.6), self._show_again, rank)
         if self.mesh.stage is MeshStage.GATHERING:
             if len(self._candidates()) == self.seats:
                 schedule.after(world.random.uniform(0.1, 1.0), self._form)

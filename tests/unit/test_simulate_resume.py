@@ -126,6 +126,11 @@ ONCE_BROKEN = (
     4024476,
     # A rank that died before it was shown was shown for ever: the simulated training's own fault.
     30089488,
+    # A living step was not watched over while slurmctld, which was asked for its tasks, was away.
+    30045983,
+    # The rules took an end while Slurm was ending the program, or its nodes were cut off, for the
+    # program's own, and Slurm's signal for a person's while its answers were lost.
+    *(30066891, 2030058395, 30080177),
     # The word of an srun that a task had run, made new by slurmstepd's line on our own order.
     5100601,
     # The job's time limit came as slurmctld was away, and then its signal was a person's.

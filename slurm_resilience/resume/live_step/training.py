@@ -213,14 +213,21 @@ class TrainingWatch:
         all_nodes = set(nodes) <= set(node_of_seat.values())
         if not picture.running or not all_nodes or len(node_of_seat) < seats:
             return None
-        context = self._context
-        info = find_step(step, context.client, context.allocation.id, context.host)
-        known = seat_map(nodes, node_of_seat, info.tasks if info else 0, seats)
+        known = seat_map(nodes, node_of_seat, self._tasks_of(step), seats)
         return (
             known
             if known is None
             else msgspec.structs.replace(known, seats=max(whole, known.seats))
         )
+
+    def _tasks_of(self, step: SrunStep) -> int:
+        """Return the number of a step's tasks; 0: neither its nodes nor slurmctld have told it."""
+        told = step.reports.whole_step()
+        if told is not None:
+            return told[1]
+        context = self._context
+        info = find_step(step, context.client, context.allocation.id, context.host)
+        return info.tasks if info else 0
 
     def told_end(self, step: SrunStep) -> StepEnd | None:
         """Return the end of a step as its training or a person told it; None: nothing was told.

@@ -352,8 +352,9 @@ class ResumeWorld:
     def attempt_ended(self, outcome: str) -> None:
         """Check that an end is taken for a person's only where a person has done something."""
         seen, now = self.seen, self.schedule.now
-        # Slurm signals the script as it ends a job, and slurmctld does not answer why.
-        unknown = self.books.job_ended and now < self.books.slurmctld_back
+        # Slurm signals the script as it ends or requeues a job, and does not answer why.
+        away = now < max(self.books.slurmctld_back, self.books.answers_well)
+        unknown = self.job.state != "RUNNING" and away
         if outcome.startswith(GIVEN_UP_FOR_PERSON) and not (
             seen.person_acted or self.is_fooled or unknown
         ):

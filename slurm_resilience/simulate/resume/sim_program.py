@@ -68,11 +68,12 @@ class SimProgram:
 
     def is_at_work(self, step: SimStep) -> bool:
         """Return whether all tasks of an attempt live, and reach each other."""
-        reached = all(
-            self._world.nodes[name].contact is NodeContact.FINE for name in step.srun.world
-        )
         ending = any(s.killed_at is not None or s.ordered for s in self.together(step))
-        return self.is_whole(step) and reached and not ending
+        return self.is_whole(step) and self._is_reached(step) and not ending
+
+    def _is_reached(self, step: SimStep) -> bool:
+        nodes = self._world.nodes
+        return all(nodes[name].contact is NodeContact.FINE for name in step.srun.world)
 
     def _checkpoint_later(self, step: SimStep) -> None:
         world = self._world
@@ -82,8 +83,7 @@ class SimProgram:
 
     def _checkpoint(self, step: SimStep, before: float) -> None:
         world = self._world
-        whole = self.is_whole(step)
-        reached = all(world.nodes[name].contact is NodeContact.FINE for name in step.srun.world)
+        whole, reached = self.is_whole(step), self._is_reached(step)
         hung = world.progress.steps.is_hung(step)
         if hung or not (whole and reached and world.may_write(step.srun)):
             return
@@ -104,10 +104,11 @@ class SimProgram:
     def _done(self, step: SimStep) -> None:
         """All tasks end well, if all of them are there to take part."""
         world = self._world
-        reached = all(world.nodes[name].contact is NodeContact.FINE for name in step.srun.world)
-        if self.is_whole(step) and reached and not world.progress.steps.is_hung(step):
+        hung = world.progress.steps.is_hung(step)
+        if self.is_whole(step) and self._is_reached(step) and not hung:
             steps = self.together(step)
-            self.program_ended_well(all(s.srun.running for s in steps))
+            # One that was told to end may have saved its work only: another attempt is right.
+            self.program_ended_well(all(s.srun.running and not s.ordered for s in steps))
             world.progress.ended_steps = steps
             for part, task in self.all_living(step):
                 world.step_life.end_task(part, task, 0)
@@ -153,7 +154,9 @@ class SimProgram:
         ending = any(s.killed_at is not None for s in self.together(step))
         ending |= world.progress.steps.is_hung(step)
         if not ending and self.is_whole(step):
-            world.seen.budget.failed_by_bug(world.schedule.now)
+            # Nothing tells of what ends on a node that is cut off.
+            if self._is_reached(step):
+                world.seen.budget.failed_by_bug(world.schedule.now)
             chosen = world.random.choice(self.all_living(step))
             world.step_life.end_task(*chosen, world.site.program.fails_with)
 

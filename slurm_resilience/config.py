@@ -85,6 +85,9 @@ class AgentSettings(_Section, frozen=True):
     """Seconds after which it is killed. 0: it is never run."""
     bug_report_bytes: int = 50_000_000
     """Bytes of a file that it writes; three reports are kept."""
+    read_ahead: tuple[str, ...] = ()
+    """Files that programs load as they start, as paths with ``*`` and ``**``: they are kept in the
+    page cache while no job's tasks run on the node."""
     fence_after: float = 15.0
     """A node that reaches neither sresctld, slurmctld nor any peer for this long ends its
     auto-resume steps. 0 switches fencing off."""
@@ -587,7 +590,7 @@ _LONGEST_HEARTBEAT_SECONDS = 86400.0
 
 
 _ABSOLUTE = {
-    "agent": ("kernel_log", "sysroot", "health_log", "hook_directory", "loss_notice"),
+    "agent": ("kernel_log", "sysroot", "health_log", "hook_directory", "loss_notice", "read_ahead"),
     "checks": ("mounts", "directory", "nhc_config"),
     "replace": ("evidence_directory",),
 }

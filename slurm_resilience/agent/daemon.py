@@ -38,6 +38,7 @@ from slurm_resilience.agent.orders.gpu_reset import GpuReset
 from slurm_resilience.agent.outbox import Outbox
 from slurm_resilience.agent.processes import steps
 from slurm_resilience.agent.processes.left_over import end_left_over
+from slurm_resilience.agent.read_ahead import ReadAhead
 from slurm_resilience.agent.responder import Answerer
 from slurm_resilience.clock import Clock
 from slurm_resilience.config import Config
@@ -183,6 +184,10 @@ class Daemon:
             self._start(gpu_events.NAME, events.run)
         if dcgm_violations.CHECK_NAME not in self._settings.checks.disabled:
             self._start(dcgm_violations.CHECK_NAME, policies.run)
+        patterns = self._settings.agent.read_ahead
+        if patterns:
+            ahead = ReadAhead(patterns, self._has_tasks, self._clock, self._stop)
+            self._start("read_ahead", ahead.run)
         isolation = Isolation(
             self._settings,
             self._node,
@@ -206,6 +211,10 @@ class Daemon:
             health_log.close()
             writer.join(GOODBYE_SECONDS)
         return 1 if self._failed else 0
+
+    def _has_tasks(self) -> bool:
+        # A job holds its spare with a step of its own that runs no task.
+        return any(step.step != "extern" for step in steps.running(self._node))
 
     def _app_xids(self) -> AppXidMemory:
         agent, state_dir = self._settings.agent, Path(self._settings.lifecycle.state_dir)

@@ -336,6 +336,8 @@ class SimSlurm:
         node = self.entries[name]
         if "NOT_RESPONDING" in node.flags:
             self.register(name, rebooted=False)
+        # slurmctld asks again for the end of what has ended meanwhile.
+        self._end_completing()
 
     def register(self, name: str, rebooted: bool) -> None:
         """Take in a slurmd's registration."""

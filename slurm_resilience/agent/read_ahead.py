@@ -134,4 +134,4 @@ class ReadAhead:
             log.warning("agent.read_ahead: no file can be read by %s", ", ".join(self._patterns))
             return
         rest = "" if found.is_whole else "; more was left out"
-        log.info("%d files, %d MB, are kept in memory%s", found.files, found.bytes >> 20, rest)
+        log.info("%d file(s), %d MB, are kept in memory%s", found.files, found.bytes >> 20, rest)

@@ -27,7 +27,13 @@ SPEC = LabSpec(
     daemons=False,
     plugin=None,
     lifecycle=None,
-    sres_options={"agent": {"fence_after": FENCE_AFTER, "check_interval": 1.0}},
+    sres_options={
+        "agent": {
+            "fence_after": FENCE_AFTER,
+            "check_interval": 1.0,
+            "read_ahead": [str(HERE / "test_sresd.p*")],
+        }
+    },
 )
 XID = "NVRM: Xid (PCI:0000:91:00): 79, pid=1, name=x, GPU has fallen off the bus."
 
@@ -194,6 +200,13 @@ def test_a_dead_control_plane_ends_nothing(world: World, wait_for: Wait) -> None
     wait_for(lambda: time.monotonic() > quiet, FENCE_AFTER + 5, "fence_after has passed")
     assert _sleeps(lab, "n2") == before != ""
     assert "ending step" not in world.log("n2")
+    srun.kill()
+
+
+def test_files_are_read_ahead_where_no_job_runs(world: World, wait_for: Wait) -> None:
+    srun = world.lab.popen(["srun", "-w", "n2", "sleep", "600"])
+    wait_for(lambda: "1 file(s), 0 MB, are kept in memory" in world.log("n1"), 60, "n1 reads ahead")
+    assert "kept in memory" not in world.log("n2")
     srun.kill()
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import random
 import signal
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -51,6 +52,14 @@ def living(events: list[Event], seat: int) -> int:
     return [event.pid for event in events if event.seat == seat and event.name == "healed"][-1]
 
 
+def longest_lived(events: list[Event], seat: int) -> list[Event]:
+    """Return the steps of the process of a seat that made the most of them: on a machine that is
+    very busy, others give it up for its silence."""
+    steps = [event for event in events if event.name == "step" and event.seat == seat]
+    most = Counter(event.pid for event in steps).most_common(1)[0][0]
+    return [event for event in steps if event.pid == most]
+
+
 def least(usage: list[list[int]]) -> list[int]:
     """Return the least of threads, file descriptors and memory, each by itself."""
     return [min(column) for column in zip(*usage, strict=True)]
@@ -60,7 +69,7 @@ def least(usage: list[list[int]]) -> list[int]:
 def test_many_faults_at_random_moments(
     place: list[Run], warm_machine: WarmMachine, tmp_path: Path
 ) -> None:
-    """Seat 0 lives through all of them: its threads, files and memory are compared."""
+    """Nothing ends seat 0 on purpose: its threads, files and memory are compared."""
     # So many after the last fault that it never comes when the training is over: it would count.
     steps = FAULTS * STEPS_A_FAULT + 200
     # Of a model in parts, the last holder of a part may be killed before the other is back.
@@ -103,7 +112,7 @@ def test_many_faults_at_random_moments(
     seen = Outcome(run)
     seen.every_sample_once(steps, BATCH)
     assert all(len(digests) == 1 for digests in seen.digests.values()), seen.digests
-    usage = [e.details[4] for e in seen.events if e.name == "step" and e.seat == 0]
+    usage = [event.details[4] for event in longest_lived(seen.events, 0)]
     # Groups that died are kept for two seconds, so the least of a time counts.
     quarter = len(usage) // 4
     early, late = least(usage[quarter : 2 * quarter]), least(usage[-quarter:])

@@ -95,6 +95,22 @@ def test_a_destructor_that_hangs_does_not_keep_the_process(monkeypatch: pytest.M
     group.go.set()
 
 
+def test_a_destructor_that_hangs_does_not_keep_what_later_worlds_hold() -> None:
+    graveyard, first, second = abort.Graveyard(0.0, stuck=0.0), SlowGroup(), SlowGroup()
+    bury(graveyard, first)
+    assert first.begun.wait(DEADLINE_SECONDS)
+    stuck = graveyard._thread
+    bury(graveyard, second)
+    assert second.begun.wait(DEADLINE_SECONDS)
+    assert not first.gone.is_set()
+    # Where it ends after all, its thread ends with it.
+    first.go.set()
+    assert stuck is not None
+    stuck.join(DEADLINE_SECONDS)
+    assert not stuck.is_alive()
+    second.go.set()
+
+
 PROGRAM = """
 import os, sys, time
 import torch.distributed as dist

@@ -26,6 +26,10 @@ LAST_WAIT_SECONDS = 10.0
 machine is very busy, and for ever now and then."""
 
 
+STUCK_SECONDS = 30.0
+"""A destructor that takes longer waits for ever: another thread goes on with the next groups."""
+
+
 class DeadGroups(NamedTuple):
     """The remains of one world."""
 
@@ -38,17 +42,25 @@ class DeadGroups(NamedTuple):
 class Graveyard:
     """Keeps dead groups, and whatever holds them, until nothing of theirs is on its way.
 
-    Destructors run in a thread of their own: one that waits for ever costs that thread, not the
-    training. Wrappers (DDP) go before the groups: a group's own destructor lets other threads run,
-    but one that a wrapper's destructor calls does not.
+    Destructors run in a thread of their own: one that waits for ever costs that thread and what
+    its world holds, not the training, and not what later worlds hold. Wrappers (DDP) go before the
+    groups: a group's own destructor lets other threads run, but one that a wrapper's destructor
+    calls does not.
     """
 
-    def __init__(self, keep: float = KEEP_SECONDS) -> None:
-        self._keep = keep
+    def __init__(self, keep: float = KEEP_SECONDS, stuck: float = STUCK_SECONDS) -> None:
+        """
+        Args:
+            keep: seconds between a group's death and its destructor.
+            stuck: seconds that a destructor may take.
+        """
+        self._keep, self._stuck = keep, stuck
         self._dead: deque[DeadGroups] = deque()
         self._changed = threading.Condition()
         self._thread: threading.Thread | None = None
-        self._lets_go = self._sealed = False
+        self._letting_go: dict[threading.Thread, float] = {}
+        """Threads in a destructor, and since when, on the monotonic clock."""
+        self._sealed = False
         thread_ends.at_exit(self.seal)
 
     def bury(self, groups: list[Any], wrappers: list[Any], sockets: GroupSockets) -> None:
@@ -60,7 +72,9 @@ class Graveyard:
                 _keep_for_ever(dead)
                 return
             self._dead.append(dead)
-            if self._thread is None or not self._thread.is_alive():
+            thread, now = self._thread, SYSTEM_CLOCK.monotonic()
+            is_stuck = thread in self._letting_go and now - self._letting_go[thread] > self._stuck
+            if thread is None or not thread.is_alive() or is_stuck:
                 self._thread = threading.Thread(target=self._run, name="sres-groups", daemon=True)
                 self._thread.start()
             self._changed.notify()
@@ -75,16 +89,17 @@ class Graveyard:
         with self._changed:
             self._sealed = True
             self._changed.notify_all()
-            self._changed.wait_for(lambda: not self._lets_go, LAST_WAIT_SECONDS)
+            self._changed.wait_for(lambda: not self._letting_go, LAST_WAIT_SECONDS)
             for dead in self._dead:
                 _keep_for_ever(dead)
 
     def _run(self) -> None:
+        me = threading.current_thread()
         while True:
             with self._changed:
-                while not self._dead and not self._sealed:
+                while not self._dead and not self._sealed and self._thread is me:
                     self._changed.wait()
-                if self._sealed:
+                if self._sealed or self._thread is not me:
                     return
                 left = self._dead[0].until - SYSTEM_CLOCK.monotonic()
                 if left > 0:
@@ -93,7 +108,7 @@ class Graveyard:
                 else:
                     kept = []
                     dead = self._dead.popleft()
-                    self._lets_go = True
+                    self._letting_go[me] = SYSTEM_CLOCK.monotonic()
             if kept:
                 for sockets in kept:
                     # Others may still write to this process.
@@ -102,7 +117,7 @@ class Graveyard:
             _let_go(dead)
             del dead
             with self._changed:
-                self._lets_go = False
+                del self._letting_go[me]
                 self._changed.notify_all()
 
 

@@ -297,7 +297,8 @@ def _spent(past: PastAttempt) -> SpentAttempt:
         past.started,
         max(past.started, ending.ended_at or past.started + ending.ran_for),
         category.value,
-        past.lost_seconds or 0.0,
+        # It was cut off, and what it had done by then is not known.
+        ending.ran_for if past.cause == LOST else past.lost_seconds or 0.0,
         is_exact=ending.progressed,
         stopped=past.stopped,
     )

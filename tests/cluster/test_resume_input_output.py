@@ -84,6 +84,16 @@ def test_each_task_s_own_output_is_kept_too(site: Site) -> None:
     assert (site.directory / "out.0").read_text() == "attempt 1\nattempt 2\n"
 
 
+def test_an_attempt_whose_output_has_nowhere_to_go_has_not_ended_well(site: Site) -> None:
+    """Slurm starts none of its tasks then, and srun ends with 0."""
+    (site.directory / "out").mkdir()
+    # Not gone only: a newer Slurm makes the folder.
+    program = "echo run >>runs; rm -r out; touch out; kill -9 $$"
+    end = site.run("srun", FLAG, "-n1", "-o", "out/%t", "sh", "-c", program)
+    assert (site.directory / "runs").read_text() == "run\n", end
+    assert end.code == 1 and "not resumed: " in end.stderr, end
+
+
 def test_a_program_that_ends_shortly_before_the_time_limit_is_not_started_again(
     site: Site,
 ) -> None:

@@ -62,6 +62,18 @@ def test_an_attempt_whose_supervisor_died_counts_and_tells_no_cause(tmp_path: Pa
     assert lost.faulty and not lost.progressed
 
 
+def test_what_a_start_without_an_end_did_counts_as_lost_at_most(tmp_path: Path) -> None:
+    now = CLOCK.now()
+    history(tmp_path, 0).start(1, ("n1", "n2"), now - 300)
+    second = history(tmp_path, 1)
+    second.start(2, ("n1", "n3"), now)
+    second.end(Ending(0, 100.0, False, "RUNNING", ended_at=now + 100), "it ended well", -1, 0.0)
+    told = second.goodput()
+    assert told is not None and not told.is_exact
+    assert round(told.seconds) == 400 and {round(n) for n in told.lost.values()} == {300}
+    assert second.attempts[0].lost == "", "what it had reported is not known"
+
+
 def test_budgets_hold_over_requeues(tmp_path: Path) -> None:
     limits = ResumeSettings(max_attempts=3)
     facts = PlanFacts(("n1", "n2"), 2, True, False, True, True)

@@ -11,8 +11,10 @@ from typing import Any
 import pytest
 
 from slurm_resilience.clock import SystemClock
+from slurm_resilience.resume.decide.task_ends import NodeBegan, TaskEnd
 from slurm_resilience.resume.srun.stderr_reader import SLACK_SECONDS, StderrReader
 from slurm_resilience.resume.srun.step import SrunStep, end_step
+from slurm_resilience.resume.srun.task_reports import StepReports
 from slurm_resilience.resume.task_labels import TaskNumbers
 from slurm_resilience.slurm.client import StepInfo
 
@@ -21,11 +23,15 @@ KILLED = "srun: error: n[1-2]: tasks 0-1: Killed"
 LOST_TOUCH = "Aborting, io error and missing step on node 2"
 CANCELLED = "slurmstepd-n1: error: *** STEP 8.0 ON n1 CANCELLED AT 2026-11-20T12:00:00"
 NEWER = "[2026-11-20T12:00:00.175] error: *** STEP 8.0"
+NOT_LAUNCHED = "srun: error: task 1 launch failed: Slurmd could not connect IO"
 
 
-def run(*lines: str, program: str = 'printf "%s\\n" "$@" >&2') -> SrunStep:
+def run(
+    *lines: str, program: str = 'printf "%s\\n" "$@" >&2', reports: StepReports | None = None
+) -> SrunStep:
     ended = threading.Event()
-    step = SrunStep(["sh", "-c", program, "sh", *lines], os.environ, ended.set)
+    argv = ["sh", "-c", program, "sh", *lines]
+    step = SrunStep(argv, os.environ, ended.set, reports=reports)
     assert ended.wait(30)
     return step
 
@@ -236,6 +242,28 @@ def test_whether_only_its_tasks_ends_ended_it(line: str, by_itself: bool) -> Non
 def test_codes(program: str, code: int, killed_by: int) -> None:
     step = run(program=program)
     assert (step.code, step.killed_by, step.running) == (code, killed_by, False)
+
+
+@pytest.mark.parametrize(
+    ("line", "ended", "code"),
+    [
+        (NOT_LAUNCHED, (), 1),
+        (NOT_LAUNCHED, (0,), 1),
+        (NOT_LAUNCHED, (0, 1), 0),
+        (f"a program quotes {NOT_LAUNCHED}", (0,), 0),
+    ],
+    ids=["none has begun", "one has not begun", "of an srun in a task", "quoted"],
+)
+def test_an_srun_whose_tasks_never_began_has_not_ended_well(
+    line: str, ended: tuple[int, ...], code: int
+) -> None:
+    """srun itself ends with 0."""
+    reports = StepReports("")
+    if ended:
+        reports.take(NodeBegan(8, 0, "n1", 2, 2))
+    for task in ended:
+        reports.take(TaskEnd(8, 0, task, 0))
+    assert run(line, reports=reports).code == code
 
 
 def test_a_child_that_holds_the_pipe_is_not_waited_for(capfd: pytest.CaptureFixture[str]) -> None:

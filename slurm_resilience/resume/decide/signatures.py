@@ -218,6 +218,13 @@ SIGNATURES: tuple[Signature, ...] = (
         "a file or program is not where it is looked for, on this node",
     ),
     Signature(
+        "not-launched",
+        _C.TRANSIENT,
+        _R.ROOT,
+        r"^srun: error: task \d+ launch failed: ",
+        "Slurm could not start a task: see slurmd's log, and whether its output's folder is there",
+    ),
+    Signature(
         "storage",
         _C.TRANSIENT,
         _R.ROOT,

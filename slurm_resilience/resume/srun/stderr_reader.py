@@ -28,6 +28,8 @@ _CAUSE = rb"(?m)^srun: error: (?!\S+: tasks? [\d,-]+: )"
 # A node that Slurm gave up under a step that lives on, and tasks that ended badly.
 _NODE_FAILURE = rb"(?m)^srun: error: Node failure on (\S+)$"
 _TASK_ENDED = rb"(?m)^srun: error: (\S+): tasks? ([\d,-]+): ([^\n]*)$"
+# A task that never began. srun exits with 0 for it: it has no exit code.
+_NOT_LAUNCHED = rb"(?m)^srun: error: task \d+ launch failed: "
 # srun itself ends a step whose task failed (--kill-on-bad-exit), or whose node it has lost touch
 # with, and Slurm words that the same.
 _SRUN_ENDS = rb"srun: (?:[^\n]*Terminating StepId=|error: Aborting, )"
@@ -63,6 +65,8 @@ class SrunReport(Flag):
     """srun: a signal made it end the step."""
     ABORTED = auto()
     """srun: Slurm ended the step, and srun has given no cause before."""
+    NOT_LAUNCHED = auto()
+    """srun: a task could not be started, of this step or of one that a task of it ran."""
     CAUSE = auto()
     """srun: an error of its own, which explains the end."""
     ENDED_BY_SRUN = auto()
@@ -160,6 +164,8 @@ class StderrReader:
     def _read_lines(self, lines: bytes) -> bool:
         if re.search(_CAUSE, lines):
             self.report |= SrunReport.CAUSE
+        if re.search(_NOT_LAUNCHED, lines):
+            self.report |= SrunReport.NOT_LAUNCHED
         failures, ended = re.findall(_NODE_FAILURE, lines), re.findall(_TASK_ENDED, lines)
         for nodes in failures:
             self.failed_nodes |= frozenset(_expanded(nodes))

@@ -260,7 +260,14 @@ class SrunStep:
         if self._by_us.killed_srun and self.ended_tasks:
             return max(code_of(ended.how) for ended in self.ended_tasks)
         code = self._process.returncode or 0
+        if code == 0 and not self.running and self._lacks_tasks:
+            return 1
         return 128 - code if code < 0 else code
+
+    @property
+    def _lacks_tasks(self) -> bool:
+        """Return whether a task could not be started, for which srun ends as if all were well."""
+        return SrunReport.NOT_LAUNCHED in self._stderr.report and not self.reports.all_ended
 
     @property
     def aborted(self) -> bool:

@@ -118,6 +118,13 @@ class StepReports:
                 for end in self._ends.values()
             )
 
+    @property
+    def all_ended(self) -> bool:
+        """Return whether each task of the step is known to have begun and ended."""
+        with self._lock:
+            tasks = self._size[1]
+            return tasks > 0 and sum(task < tasks for task in self._ends) == tasks
+
     def crash(self) -> TaskEnd | None:
         """Return the first task that ended by a signal or for want of memory; None: none did."""
         if self._whole is not None:

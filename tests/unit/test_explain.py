@@ -149,10 +149,32 @@ def test_a_confirmation_alone_explains_nothing() -> None:
     assert (failure.category, failure.root) == (Category.UNKNOWN, None)
 
 
-def test_each_attempt_has_a_failure_of_its_own() -> None:
-    between = "sres: ──── recovered: attempt 2, 12:00:00 ─────────"
+@pytest.mark.parametrize(
+    "between",
+    [
+        "sres: 12:00:00 starting attempt 2 on n[1-2]",
+        "sres: attempt 2 starts on n[1-2]",
+        "sres: ──── requeued: start number 2, 12:00:00 ────────",
+    ],
+)
+def test_each_attempt_has_a_failure_of_its_own(between: str) -> None:
     failures = list(explain([*LOG.splitlines(), between, "0: AssertionError: x"]))
     assert [failure.category for failure in failures] == [Category.OUT_OF_MEMORY, Category.BUG]
+
+
+def test_an_error_that_comes_before_its_attempt_is_told_as_recovered_is_that_attempt_s() -> None:
+    failures = list(
+        explain(
+            [
+                "srun: error: n2: task 1: Killed",
+                "sres: 12:00:00 starting attempt 2 on n[1-2]",
+                "slurmstepd-n2: error: execve(): /w/train: No such file or directory",
+                "sres: ──── recovered: attempt 2, 12:00:00 ─────────",
+                "srun: error: n2: task 1: Exited with exit code 2",
+            ]
+        )
+    )
+    assert [failure.category for failure in failures] == [Category.UNKNOWN, Category.BUG]
 
 
 def test_a_flood_is_counted_and_not_kept() -> None:

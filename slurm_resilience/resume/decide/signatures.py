@@ -285,7 +285,10 @@ _RANK = re.compile(
     r"^\s*\[?(?:rank|Rank|default)\s?(?P<named>\d+)\]?:|^\s*(?P<label>\d+): |"
     r"\[[Rr]ank (?P<quoted>\d+)\]"
 )
-_NEXT_ATTEMPT = re.compile(r"^sres: ─+ (?:recovered: attempt|requeued: start number) \d+")
+_NEXT_ATTEMPT = re.compile(
+    r"^sres: (?:\S+ starting attempt|attempt(?= \d+ starts on )|─+ requeued: start number) \d+"
+)
+"""The lines that come before an attempt: the block of its recovery may follow its first errors."""
 
 
 class LogLine(msgspec.Struct, frozen=True):

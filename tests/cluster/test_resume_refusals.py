@@ -82,6 +82,8 @@ def test_a_value_that_is_none(site: Site, way: tuple[str, ...], value: str) -> N
         (["--auto-resume-spares=2"], "has 2 node(s), and one at least has to compute"),
         (["--auto-resume-min-nodes=3"], "the step takes 2 node(s) from the start"),
         (["--auto-resume-min-nodes=1", "-n3"], "--ntasks=3 is no multiple of the step's 2 nodes"),
+        (["-N3"], "--nodes=3: job"),
+        (["-N3-4"], "has 2 node(s); write -N2, or submit it again"),
         (["--auto-resume-spares=1", "-N2"], "write -N1, or ask sbatch or salloc for 3 nodes"),
     ],
 )

@@ -9,7 +9,7 @@ from slurm_resilience.model import Job
 from slurm_resilience.resume.srun.command import AttemptCommand
 from slurm_resilience.resume.srun.env_option import NODEID
 from slurm_resilience.resume.srun.srun_options import BUILTIN, split
-from slurm_resilience.resume.srun.step_size import fewest_nodes, leave_spares
+from slurm_resilience.resume.srun.step_size import fewest_nodes, leave_spares, nodes_gone
 
 JOB = Job(7, 0, "RUNNING", nodes=("n1", "n2", "n3", "n4"), exclusive=True)
 
@@ -39,6 +39,28 @@ def left(*words: str, **environment: str) -> tuple[list[str], dict[str, str]]:
 )
 def test_the_step_takes_the_other_nodes(words: list[str], argv: list[str]) -> None:
     assert left(*words)[0] == argv
+
+
+@pytest.mark.parametrize(
+    ("words", "began_with", "gone"),
+    [
+        ([], "6", 2),
+        (["-n6"], "6", 2),
+        (["-n4"], "6", 0),
+        (["-N4"], "6", 0),
+        (["-wn[1-2]"], "6", 0),
+        (["-F", "nodes"], "6", 0),
+        (["--jobid=8"], "6", 0),
+        ([], "4", 0),
+        ([], "3", 0),
+        ([], "", 0),
+    ],
+)
+def test_a_step_of_the_whole_job_may_lack_nodes_that_it_lost(
+    words: list[str], began_with: str, gone: int
+) -> None:
+    environment = {"SLURM_JOB_ID": "7", "SLURM_JOB_NUM_NODES": began_with}
+    assert nodes_gone(split([*words, "train"], BUILTIN), JOB, environment) == gone
 
 
 @pytest.mark.parametrize(

@@ -31,10 +31,12 @@ from slurm_resilience.resume.srun.step_size import (
     PROGRESS,
     fewest_nodes,
     leave_spares,
+    nodes_gone,
 )
 from slurm_resilience.resume.supervisor import Supervisor
 from slurm_resilience.resume.supervisor_link import SupervisorLink
 from slurm_resilience.slurm.client import SlurmClient
+from slurm_resilience.slurm.hostlists import fold
 
 if TYPE_CHECKING:
     from slurm_resilience.resume.call.questions import Question
@@ -92,6 +94,12 @@ def make_supervisor(
     here = HostCalls().working_directory()
     source = step_source(command.value(PROGRESS) or "", here, job_log_path(command, environment))
     placed, environment = leave_spares(command, job, environment)
+    gone, left = nodes_gone(placed, job, environment), len(job.nodes)
+    if gone:
+        report.say(
+            f"job {job.id} has {left} of the {left + gone} nodes left that it began with: this "
+            f"step runs on {fold(job.nodes)}; write -N{left + gone} where it needs all of them"
+        )
     min_nodes = fewest_nodes(command, placed, job, environment)
     size = elastic_size(command, placed, job, environment, min_nodes, config.elastic)
     info = asked.info.answer()

@@ -45,10 +45,17 @@ def leave_spares(
         environment: the supervisor's own.
 
     Raises:
-        UsageError: the number is none, or no such step fits into the job.
+        UsageError: the number is none, or no such step fits into the job as it is now.
     """
     spares = number_of_nodes(command, SPARES)
     kept, own_environment = command.without(*OWN_OPTIONS), dict(environment)
+    least = leading_number((kept.value("nodes") or "").partition("-")[0])
+    if least > len(job.nodes):
+        # In a job that has lost nodes, srun waits for them without end, and without a word.
+        raise UsageError(
+            f"--nodes={least}: job {job.id} has {len(job.nodes)} node(s); write "
+            f"-N{len(job.nodes)}, or submit it again"
+        )
     if not spares:
         return kept, own_environment
     there = _first_size(kept, job, environment)
@@ -85,6 +92,23 @@ def _first_size(command: SrunCommand, job: Job, environment: Mapping[str, str]) 
     own = command.jobid in (None, environment.get("SLURM_JOB_ID"))
     began_with = leading_number(environment.get("SLURM_JOB_NUM_NODES")) if own else 0
     return max(began_with, len(job.nodes))
+
+
+def nodes_gone(command: SrunCommand, job: Job, environment: Mapping[str, str]) -> int:
+    """Return the number of nodes that a step lacks which takes all of its job: an srun before may
+    have lost them; 0: none, or the step says how many it takes.
+
+    Args:
+        command: as srun gets it.
+        job: the job that the step runs in.
+        environment: the supervisor's own.
+    """
+    there = len(job.nodes)
+    tasks = leading_number(command.value("ntasks"))
+    says_nodes = any(map(command.has, ("nodes", "nodelist", "nodefile")))
+    if says_nodes or 0 < tasks <= there:
+        return 0
+    return _first_size(command, job, environment) - there
 
 
 def fewest_nodes(

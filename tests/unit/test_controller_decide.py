@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, get_args
 
 import msgspec
 import pytest
@@ -222,6 +222,7 @@ def test_what_may_never_be_decided(seen: ClusterSnapshot) -> None:
     said = decide(seen, verdicts, CONFIG)
     assert said == decide(seen, diagnose(seen, CONFIG), CONFIG), "the same world, another answer"
     assert said.sentence
+    assert not {kind.__name__ for kind in get_args(act.Action)} & set(said.sentence.split())
     marks = [a for a in said.actions if isinstance(a, act.MarkNode)]
     moves = {mark.node for mark in marks if only_supervised_on(seen, mark.node)}
     written_over = {n for n in seen.incidents if not seen.nodes[n].requested_action}
@@ -342,6 +343,20 @@ def test_a_node_that_was_resumed_with_its_reason_left_is_let_go(state: str, reas
 
 def test_a_near_miss_left_on_a_node_in_service_is_no_alarm() -> None:
     assert actions(world(node(reason="action:replace"), agents=(agent(),)), act.RaiseAlarm) == []
+
+
+@pytest.mark.parametrize("kind", ["dead", "requested"])
+def test_a_program_that_was_told_to_stop_has_its_node_in_hand_until_it_has_ended(kind: str) -> None:
+    """It may ignore that for an hour. Each look at it would ask Slurm anew, and log a line."""
+    marked = node("n1", "DOWN+FAIL", REPLACE)
+    known = incident("n1", NodeState.EMPTY, kind=kind, mark_reason_at=marked.reason_at)
+    seen = {"agents": (agent(silence=400.0),), "probes": {"n1": probes("silent", "silent")}}
+    for stopped, starts in ((frozenset(), 1), (frozenset({"n1"}), 0)):
+        now = world(marked, incidents=(known,), stopped=stopped, **seen)
+        assert len(actions(now, act.StartReplacement)) == starts
+    late = msgspec.structs.replace(now, now=now.now + 700.0)
+    (alarm,) = actions(late, act.RaiseAlarm)
+    assert "its replacement waits" in alarm.text and "which a person stopped" in alarm.text
 
 
 def test_a_program_that_was_told_to_stop_counts_until_it_has_ended() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 from click.testing import CliRunner
 from worlds import (
@@ -39,6 +40,7 @@ from slurm_resilience.wire.messages import StatusRequest
 MARKED = node("n1", "DOWN+FAIL", REPLACE)
 SICK = {"agents": (agent(findings=(finding(),)),)}
 EMPTY = incident(state=NodeState.EMPTY)
+ASKED = incident(state=NodeState.EMPTY, kind="requested")
 
 
 def next_of(seen: ClusterSnapshot, settings: Config = CONFIG) -> str:
@@ -83,6 +85,14 @@ def test_a_dead_node_is_replaced_when_it_was_silent_for_long_enough() -> None:
         (
             world(MARKED, incidents=(EMPTY,), no_room="8 KiB are free", **SICK),
             "replaced after room on sresctld's disk: 8 KiB are free",
+        ),
+        (
+            world(node("n1", "DOWN+FAIL+MAINTENANCE", REPLACE), incidents=(EMPTY,), **SICK),
+            "replaced after a wait (it is in a maintenance reservation), because",
+        ),
+        (
+            world(MARKED, incidents=(ASKED,), stopped=frozenset({"n1"}), agents=(agent(),)),
+            "replaced after a wait (an earlier repair of it, which a person stopped, has not",
         ),
         (
             world(MARKED, incidents=(EMPTY,), breaker=BreakerState(NOW - 5, NOW - 5, "x"), **SICK),
@@ -142,6 +152,10 @@ def test_the_ceilings_are_waited_for() -> None:
     seen = world(MARKED, incidents=(EMPTY, *others), **SICK)
     few = config(replace={"max_running": 2})
     assert "replaced after one of 2 replacements to end" in next_of(seen, few)
+    nodes = [msgspec.structs.replace(one, partitions=("main",)) for one in (MARKED, node("n2"))]
+    seen = world(*nodes, incidents=(EMPTY, incident("n2", NodeState.REPAIRING, id=9)), **SICK)
+    few = config(replace={"max_running_partition": 1})
+    assert "replaced after one of 1 replacements in partition main to end" in next_of(seen, few)
     starts = tuple((NOW - 3000 + i, "x1") for i in range(12))
     assert "replaced in 10m" in next_of(world(MARKED, incidents=(EMPTY,), starts=starts, **SICK))
 

@@ -16,6 +16,7 @@ from slurm_resilience.controller.actions import (
     ContinueReplacement,
     EndPendingRequeue,
     EndStrandedJob,
+    KeepPendingRequeue,
     MarkNode,
     Note,
     NoteAnswered,
@@ -25,10 +26,12 @@ from slurm_resilience.controller.actions import (
     ProbeNode,
     RaiseAlarm,
     RaisePriority,
+    RenewLabels,
     RequeueJob,
     ReturnNode,
     StartPendingJob,
     StartReplacement,
+    TakeLabelsOff,
     Transition,
 )
 from slurm_resilience.controller.calm.notable import notable
@@ -67,6 +70,16 @@ from slurm_resilience.controller.spares.spares_view import spare_alarms
 
 _SHOWN_NODES, _SHOWN_INCIDENTS = 5, 10
 """The sentence names so many of each."""
+_UNTOLD = (
+    ProbeNode
+    | NotifySupervisor
+    | RaiseAlarm
+    | RaisePriority
+    | RenewLabels
+    | TakeLabelsOff
+    | KeepPendingRequeue
+)
+"""The sentence does not tell of these: they change nothing, or follow from what it tells."""
 
 
 class Decision(msgspec.Struct, frozen=True):
@@ -182,11 +195,7 @@ def _sentence(
         parts.append(f"and {len(faulty) - _SHOWN_NODES} more")
     incidents = list(snapshot.incidents.values())[:_SHOWN_INCIDENTS]
     parts += [f"{incident.node} {incident.state}" for incident in incidents]
-    changes = [
-        _in_words(action)
-        for action in actions
-        if not isinstance(action, ProbeNode | NotifySupervisor | RaiseAlarm | RaisePriority)
-    ]
+    changes = [_in_words(action) for action in actions if not isinstance(action, _UNTOLD)]
     parts.append("; ".join(dict.fromkeys(changes)) if changes else "nothing to do")
     return f"{len(snapshot.nodes)} nodes: {', '.join(parts)}"
 

@@ -51,7 +51,16 @@ class Readiness(NamedTuple):
 def readiness(
     snapshot: ClusterSnapshot, config: Config, incident: Incident, node: Node
 ) -> Readiness:
-    """Judge whether the fault of an incident still stands."""
+    """Judge whether the fault of an incident still stands, and no repair has the node in hand."""
+    ready = _fault_stands(snapshot, config, incident, node)
+    if ready.kind == "start" and node.name in snapshot.repairs.stopped:
+        return Readiness("wait", "an earlier repair of it, which a person stopped, has not ended")
+    return ready
+
+
+def _fault_stands(
+    snapshot: ClusterSnapshot, config: Config, incident: Incident, node: Node
+) -> Readiness:
     if is_still_asked_for(snapshot, config, incident):
         return Readiness("start", "a person asked for it")
     if "MAINTENANCE" in node.flags:
@@ -211,14 +220,25 @@ class Ceilings:
             return False
         if not is_asked and self._within_hour >= self._limits.max_per_hour:
             return False
-        partitions = self._partitions(incident.node)
-        full = any(self._by_partition[p] >= self._limits.max_running_partition for p in partitions)
-        if full or self._running >= self._limits.max_running:
+        if self.awaited_end(incident.node):
             return False
         self._running += 1
         self._within_hour += 1
-        self._by_partition.update(partitions)
+        self._by_partition.update(self._partitions(incident.node))
         return True
+
+    def awaited_end(self, name: str) -> str:
+        """Return what must end before one more may run, in words; empty: nothing."""
+        if self._running >= self._limits.max_running:
+            return f"one of {self._running} replacements to end (replace.max_running)"
+        for partition in self._partitions(name):
+            running = self._by_partition[partition]
+            if running >= self._limits.max_running_partition:
+                return (
+                    f"one of {running} replacements in partition {partition} to end "
+                    "(replace.max_running_partition)"
+                )
+        return ""
 
     def alarm(self, refused: Collection[str]) -> Iterator[RaiseAlarm]:
         """Tell of the nodes that may wait for most of an hour.

@@ -57,7 +57,7 @@ def next_acts(
         incidents: the open incident of each node.
         left: dead nodes that are not marked for the sake of other jobs.
     """
-    running = sum(incident.state.is_running_program for incident in incidents.values())
+    ceilings = replacing.Ceilings(snapshot, config, incidents.values())
     acts: dict[str, NextAct] = {}
     for name, diagnosis in notable(diagnoses).items():
         if diagnosis.kind not in ("suspect", "dead", "sick") or name in incidents:
@@ -68,7 +68,7 @@ def next_acts(
     for name, incident in incidents.items():
         node = snapshot.nodes.get(name)
         if node is not None and mode_of(snapshot, config, name) == "automatic":
-            acts[name] = _of_incident(snapshot, config, incident, node, running)
+            acts[name] = _of_incident(snapshot, config, incident, node, ceilings)
     if snapshot.paused:
         text = "`sres unpause`"
         acts = {
@@ -113,7 +113,11 @@ def _until_dead(snapshot: ClusterSnapshot, config: Config, diagnosis: NodeDiagno
 
 
 def _of_incident(
-    snapshot: ClusterSnapshot, config: Config, incident: Incident, node: Node, running: int
+    snapshot: ClusterSnapshot,
+    config: Config,
+    incident: Incident,
+    node: Node,
+    ceilings: replacing.Ceilings,
 ) -> NextAct:
     times, limits = incident.times, config.replace
     because = incident.reason
@@ -142,13 +146,17 @@ def _of_incident(
             | NodeState.QUARANTINED
             | NodeState.HELD
         ):
-            return _of_repair(snapshot, config, incident, node, running)
+            return _of_repair(snapshot, config, incident, node, ceilings)
         case _ as other:
             assert_never(other)
 
 
 def _of_repair(
-    snapshot: ClusterSnapshot, config: Config, incident: Incident, node: Node, running: int
+    snapshot: ClusterSnapshot,
+    config: Config,
+    incident: Incident,
+    node: Node,
+    ceilings: replacing.Ceilings,
 ) -> NextAct:
     """Find what comes next for a marked node: its replacement, when its turn has come."""
     what = ACTIONS.get(incident.action, ACTIONS[REPLACE])[1]
@@ -170,13 +178,13 @@ def _of_repair(
     if incident.kind == "dead" and 0 < silence < config.replace.silent_for:
         due = max(due, snapshot.now + config.replace.silent_for - silence)
     elif ready.kind == "wait" and not ready.probe:
-        return when(ready.text)
+        return when(f"a wait ({ready.text})")
     if incident.kind != "requested" and snapshot.memory.breaker.is_tripped:
         return when("the breaker (sres breaker)")
     if snapshot.repairs.no_room:
         return when(f"room on sresctld's disk: {snapshot.repairs.no_room}")
-    if running >= config.replace.max_running:
-        return when(f"one of {running} replacements to end (replace.max_running)")
+    if awaited := ceilings.awaited_end(node.name):
+        return when(awaited)
     starts = snapshot.memory.starts
     if incident.kind != "requested" and len(starts) >= config.replace.max_per_hour:
         due = max(due, starts[0][0] + HOUR_SECONDS)

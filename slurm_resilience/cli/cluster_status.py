@@ -25,6 +25,7 @@ from slurm_resilience.cli.tables import (
 from slurm_resilience.cli.view import by_value, near_misses, node_views, queue
 from slurm_resilience.controller.decide.node_lifecycle import NodeEvent, NodeState
 from slurm_resilience.errors import SresError
+from slurm_resilience.model import ACTIONS, REBOOT, RESET
 
 _STALE_CYCLES = 5
 _SHOWN_ALARMS, _SHOWN_NEXT = 10, 20
@@ -122,9 +123,9 @@ def _controller(
 def _lines(picture: dict[str, Any], now: float, interval: float) -> Iterator[str]:
     answers = picture["controller"]["answers"]
     yield from _about(picture["controller"], interval)
-    others = {m: names for m, names in picture["modes"].items() if m}
-    if len(others) > 1:
-        yield field("by node", _groups(others))
+    modes = {m: names for m, names in picture["modes"].items() if m}
+    if len(modes) > 1 or not modes.keys() <= {picture["controller"].get("mode")}:
+        yield field("by node", _groups(modes))
     yield field("slurm", f"{picture['cluster']}, Slurm {picture['slurm']}")
     for key in ("states", "health", "sresd") if answers else ("states",):
         bad = any(style_of(key.upper(), word) == BAD for word in picture[key])
@@ -154,7 +155,9 @@ def _lines(picture: dict[str, Any], now: float, interval: float) -> Iterator[str
             alert=True,
         )
     for incident in picture["gave_up"]:
-        node, verb = incident["node"], incident["action"].partition(":")[2].lower()
+        node = incident["node"]
+        # There is no command that asks for a reset.
+        verb = "reboot" if incident["action"] == REBOOT else "replace"
         yield field(
             "gave up",
             f"{incident['action']} of {node} {_age(incident['closed'], now)} ago, attempt "
@@ -166,11 +169,14 @@ def _lines(picture: dict[str, Any], now: float, interval: float) -> Iterator[str
         yield "auto-resume"
         yield jobs_table(picture["jobs"], now, indent=2)
     for miss in picture["near_misses"]:
-        verb = miss["meant"].partition(":")[2].lower()
+        node, verb = miss["node"], ACTIONS[miss["meant"]][0]
+        right = f"sres node {verb} {node}"
+        if miss["meant"] == RESET:
+            right = f"scontrol update nodename={node} state=fail reason={RESET}"
         yield field(
             "reason",
-            f"of {miss['node']}: '{miss['reason']}' (by {miss['by'] or 'unknown'}) is not "
-            f"{miss['meant']}, so nothing is done; correct it: sres node {verb} {miss['node']}",
+            f"of {node}: '{miss['reason']}' (by {miss['by'] or 'unknown'}) is not "
+            f"{miss['meant']}, so nothing is done; correct it: {right}",
         )
     if picture["alarms"]:
         # sresctld shows an alarm until ten minutes after its cause is over.

@@ -92,7 +92,7 @@ def show_job(cluster: ClusterView, number: str, directory: Path, form: str) -> N
     The attempts are those of sruns that go on, before and after requeues; of others the journal's
     events tell. A user sees only his own jobs.
     """
-    if not number.isascii() or not number.isdigit() or len(number) > 10:
+    if not number.isascii() or not number.isdigit() or len(number) > 10 or not int(number):
         raise UsageError(f"'{plain(number)}' is not a job id; write a number, as squeue shows it")
     found = _find(cluster, int(number))
     status = cluster.status()

@@ -12,6 +12,9 @@ from slurm_resilience.config import OPTION_HELP
 
 F = TypeVar("F", bound=Callable[..., Any])
 
+ID = click.IntRange(1, 2**63 - 1)
+"""The number of an incident or a job: the journal's go so far."""
+
 
 def _remember_config(ctx: click.Context, _: click.Parameter, value: str | None) -> None:
     if value is not None:

@@ -7,12 +7,13 @@ from typing import Any
 from slurm_resilience.cli.cluster_status import _controller, _lines
 from slurm_resilience.cli.controller import moment_of
 from slurm_resilience.clock import SYSTEM_CLOCK
+from slurm_resilience.model import REBOOT, RESET
 
 NOW = 1000.0
 NEXT = {"node": "n2", "what": "found dead", "because": "no beat", "unless": "it answers before"}
 
 
-def said(blind: str) -> str:
+def said(blind: str = "", **more: Any) -> str:
     controller = {
         "answers": True, "cycle_age": 30.0, "blind": blind, "breaker": "", "version": "1",
         "uptime": 60.0, "mode": "automatic", "paused": "", "can_replace": True,
@@ -24,6 +25,7 @@ def said(blind: str) -> str:
     }
     picture |= {"controller": controller, "cluster": "c", "slurm": "22.05.8"}
     picture["queue"] = [NEXT | {"at": NOW, "waits_for": ""}]
+    picture |= more
     return "\n".join(_lines(picture, NOW, interval=2.0))
 
 
@@ -51,3 +53,20 @@ def test_ages_and_what_comes_next_are_timed_by_sresctlds_clock() -> None:
     assert moment_of({"at": NOW - 3600.0, "age": 1.5}) == NOW - 3598.5
     for without in (None, {}, {"blind": "no Slurm yet"}):
         assert abs(moment_of(without) - SYSTEM_CLOCK.now()) < 60.0
+
+
+def test_a_partitions_mode_is_shown_where_no_node_has_the_clusters() -> None:
+    """It read "automatic" alone, and nothing was done."""
+    assert "by node    2 observe (n[1-2])" in said(modes={"observe": ["n1", "n2"]})
+    assert "by node" not in said(modes={"automatic": ["n1"], "": ["n2"]})
+    assert "by node" in said(modes={"automatic": ["n1"], "none": ["n2"]})
+
+
+def test_only_commands_that_exist_are_named() -> None:
+    gave_up = {"node": "n1", "action": RESET, "closed": NOW, "attempts": 1}
+    assert "try again: sres node replace n1" in " ".join(said(gave_up=[gave_up]).split())
+    miss = {"node": "n1", "reason": "action:reset", "by": "al", "meant": RESET}
+    shown = " ".join(said(near_misses=[miss]).split())
+    assert "correct it: scontrol update nodename=n1 state=fail reason=Action:Reset" in shown
+    shown = " ".join(said(near_misses=[miss | {"meant": REBOOT}]).split())
+    assert "correct it: sres node reboot n1" in shown

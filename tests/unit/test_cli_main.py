@@ -17,6 +17,7 @@ from fake_slurm import FakeSlurm
 from slurm_resilience.cli import tables
 from slurm_resilience.cli.controller import ClusterView
 from slurm_resilience.cli.main import _COMMANDS, call, cli
+from slurm_resilience.cli.orders.pause import _is_taken_up
 from slurm_resilience.errors import SlurmUnreachable, SresError, WireError
 from slurm_resilience.model import REPLACE, Node
 
@@ -72,6 +73,10 @@ def test_every_command_exists_and_has_help(capsys: pytest.CaptureFixture[str]) -
         (["node", "show", "n[1-"], "not a hostlist"),
         (["node", "show", "@all"], "not a hostlist"),
         (["job", "show", "twelve"], "not a job id"),
+        (["job", "show", "0"], "not a job id"),
+        (["incident", "show", "9" * 22], "'ID'"),
+        (["events", "--incident", "9" * 22], "'--incident'"),
+        (["events", "--job", "9" * 22], "'--job'"),
     ],
 )
 def test_wrong_words_are_one_line_and_exit_2(
@@ -181,6 +186,31 @@ def test_the_configuration_is_checked(capsys: pytest.CaptureFixture[str], tmp_pa
     file.write_text('[checks]\nprofile = "no-such-type"\n')
     assert call(["check", "config", str(file)]) == 3
     assert "no profile 'no-such-type'" in capsys.readouterr().err
+
+
+def test_a_faulty_node_under_repair_is_not_over(capsys: pytest.CaptureFixture[str]) -> None:
+    """To the breaker it is: a marked node does not fail once more."""
+    faults = [{"node": n, "began": 1.0, "is_over": True, "cause": "xid 79"} for n in ("n1", "n2")]
+    said = status("n1", "n2", breaker={"faults": faults})
+    said["nodes"]["n1"]["incident"] = {"state": "repairing"}
+    assert call(["breaker"], Fake(FakeSlurm(), said)) == 0
+    first, second = capsys.readouterr().out.splitlines()[-2:]
+    assert "repairing" in first and "over" in second
+
+
+@pytest.mark.parametrize(
+    ("told", "reason", "holds"),
+    [
+        ("a b", "a b", True),
+        ("a" * 500, "a" * 900, True),  # sresctld keeps the beginning of a long one
+        ("", "a", False),
+        ("old", "new", False),
+        ("a", "", False),
+        ("", "", True),
+    ],
+)
+def test_a_pause_that_is_taken_up_is_known(told: str, reason: str, holds: bool) -> None:
+    assert _is_taken_up(told, reason) is holds
 
 
 def test_ctrl_c_is_130() -> None:

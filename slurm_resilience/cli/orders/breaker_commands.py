@@ -45,8 +45,14 @@ def breaker(context: click.Context, cluster: ClusterView, form: str) -> None:
         click.echo(field("breaker", "closed"))
     faults = sorted(state.get("faults", ()), key=_began, reverse=True)
     if faults:
+        nodes = status.get("nodes", {})
         rows = [
-            (fault["node"], clock_time(fault["began"], now), _now(fault), fault["cause"] or "dead")
+            (
+                fault["node"],
+                clock_time(fault["began"], now),
+                _now(fault, nodes.get(fault["node"], {})),
+                fault["cause"] or "dead",
+            )
             for fault in faults[:_SHOWN_FAULTS]
         ]
         click.echo(table(("NODE", "FAILED", "NOW", "FAULT"), rows, indent=2))
@@ -68,5 +74,9 @@ def _began(fault: dict[str, Any]) -> float:
     return float(fault["began"])
 
 
-def _now(fault: dict[str, Any]) -> str:
-    return "over" if fault["is_over"] else "faulty"
+def _now(fault: dict[str, Any], node: dict[str, Any]) -> str:
+    """Return how it stands with a fault: one of a marked node is over for the breaker alone."""
+    if not fault["is_over"]:
+        return "faulty"
+    incident = node.get("incident") or node.get("gave_up")
+    return str(incident["state"]) if incident else "over"

@@ -43,12 +43,17 @@ def unpause(cluster: ClusterView) -> None:
         click.echo(_NOT_YET)
 
 
+def _is_taken_up(told: str, reason: str) -> bool:
+    """Tell whether sresctld has a reason, of which it keeps the beginning where it is long."""
+    return reason.startswith(told) if told and reason else told == reason
+
+
 def _request(cluster: ClusterView, reason: str) -> bool:
     """Ask, and wait until a cycle knows it."""
     deadline = SYSTEM_CLOCK.monotonic() + _TAKEN_UP_SECONDS
     with cluster.connect() as connection:
         ask(connection, PauseRequest(reason))
-        while ask(connection, StatusRequest("summary")).get("paused", "") != reason:
+        while not _is_taken_up(ask(connection, StatusRequest("summary")).get("paused", ""), reason):
             if SYSTEM_CLOCK.monotonic() > deadline:
                 return False
             connection.receive(0.05)  # says nothing unasked: a pause that notices a lost connection

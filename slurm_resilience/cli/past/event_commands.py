@@ -11,7 +11,7 @@ import click
 from slurm_resilience.cli.controller import ClusterView, pass_cluster
 from slurm_resilience.cli.node_read import events_table
 from slurm_resilience.cli.past.pages_of import newest
-from slurm_resilience.cli.shared_options import config_option, format_option
+from slurm_resilience.cli.shared_options import ID, config_option, format_option
 from slurm_resilience.cli.tables import print_json
 from slurm_resilience.clock import SYSTEM_CLOCK
 from slurm_resilience.errors import UsageError
@@ -26,8 +26,8 @@ _UNIT_SECONDS = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 @click.command()
 @click.argument("hostlist", required=False)
 @click.option("--kind", "kinds", multiple=True, metavar="EVENT", help="Of this kind; repeatable.")
-@click.option("--job", type=click.IntRange(1), help="Of this job.")
-@click.option("--incident", type=click.IntRange(1), help="Of this incident.")
+@click.option("--job", type=ID, help="Of this job.")
+@click.option("--incident", type=ID, help="Of this incident.")
 @click.option("--since", metavar="TIME", help="From then on: 30m, 2h, 3d, or 2026-01-31T12:00.")
 @click.option("--limit", type=click.IntRange(1, 100_000), default=100, show_default=True)
 @format_option

@@ -10,7 +10,7 @@ import click
 from slurm_resilience.cli.controller import ClusterView, pass_cluster
 from slurm_resilience.cli.node_read import events_table
 from slurm_resilience.cli.past.pages_of import newest
-from slurm_resilience.cli.shared_options import config_option, format_option
+from slurm_resilience.cli.shared_options import ID, config_option, format_option
 from slurm_resilience.cli.tables import clock_time, duration, field, print_json, table
 from slurm_resilience.clock import SYSTEM_CLOCK
 from slurm_resilience.wire.messages import StatusRequest
@@ -47,7 +47,7 @@ def list_incidents(
 
 
 @incident.command("show")
-@click.argument("number", metavar="ID", type=click.IntRange(1))
+@click.argument("number", metavar="ID", type=ID)
 @format_option
 @config_option
 @pass_cluster

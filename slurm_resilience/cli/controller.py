@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from slurm_resilience.clock import SYSTEM_CLOCK
-from slurm_resilience.errors import NotFound, SlurmError, SresError, WireError
+from slurm_resilience.errors import NotFound, SlurmError, SlurmUnreachable, SresError, WireError
 
 if TYPE_CHECKING:
     from msgspec import Raw, Struct
@@ -89,7 +89,7 @@ class ClusterView:
         """
         from slurm_resilience.wire.client import Connection
 
-        config, info = self.config, self.info
+        config, info = self.config, self._settings()
         failed = WireError("sresctld does not answer: Slurm names no controller")
         # It runs where slurmctld is primary: after a take-over that is another of them.
         for host in config.controller.hosts or info.controllers:
@@ -105,6 +105,19 @@ class ClusterView:
             except WireError as error:
                 failed = error
         raise failed
+
+    def _settings(self) -> ClusterInfo:
+        """Return Slurm's settings, from slurm.conf on this machine while slurmctld is away: that is
+        when an administrator wants to pause sresctld, or to read what it did."""
+        try:
+            return self.info
+        except SlurmUnreachable as error:
+            from slurm_resilience.slurm.conf_file import settings_of_file
+
+            try:
+                return settings_of_file()
+            except SlurmUnreachable:
+                raise error from None
 
     def ask(self, message: Message) -> dict[str, Any]:
         """Ask sresctld one thing; return the answer's data."""

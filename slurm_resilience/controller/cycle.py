@@ -81,7 +81,7 @@ class Cycle:
         snapshot = observe(self._sources, self._site())
         if isinstance(snapshot, Blind):
             self.take_pauses()
-            return self._blind(snapshot.reason)
+            return self._blind(snapshot.reason, self._sources.journal.paused)
         if not self._sources.journal.is_in_place:
             # The next sresctld would know of nothing that is done from now on, and runs that are
             # under way look like lost ones.
@@ -195,8 +195,8 @@ class Cycle:
         except sqlite3.Error:
             return False
 
-    def _blind(self, reason: str) -> str:
+    def _blind(self, reason: str, paused: str | None = None) -> str:
         """Do nothing, but say why."""
         self._blind_since = self._blind_since or self._sources.clock.now()
-        self._sources.inbox.publish_blind(reason, self._blind_since)
+        self._sources.inbox.publish_blind(reason, self._blind_since, paused)
         return f"blind, nothing is done: {reason}"

@@ -385,10 +385,19 @@ class Inbox:
             self._waiting.extend(others)
             return tuple(pauses)
 
-    def publish_blind(self, reason: str, since: float) -> None:
-        """Tell that Slurm cannot be read: what was known stands, and nothing is done."""
+    def publish_blind(self, reason: str, since: float, paused: str | None) -> None:
+        """Tell that Slurm cannot be read: what was known stands, and nothing is done.
+
+        Args:
+            reason: why, in words.
+            since: when that began (epoch).
+            paused: the reason of the pause; None: it cannot be read either.
+        """
+        news: dict[str, Any] = {"blind": reason, "blind_since": since}
         with self._lock:
-            self._status = self._status.with_news({"blind": reason, "blind_since": since})
+            self._status = self._status.with_news(
+                news if paused is None else news | {"paused": paused}
+            )
 
     def publish(self, verdicts: Mapping[str, NodeVerdict], status: dict[str, Any]) -> None:
         """Keep what the last cycle found, for those who ask."""

@@ -565,6 +565,16 @@ def test_a_pause_counts_between_two_acts(daemon: tuple[Daemon, FakeSlurm]) -> No
     assert cycle.is_halted()
 
 
+def test_a_pause_is_told_while_slurm_cannot_be_read(daemon: tuple[Daemon, FakeSlurm]) -> None:
+    """`sres pause` waits until it is told, and `sres unpause` says what has ended."""
+    controller, slurm = daemon
+    slurm.unreachable = True
+    for reason in ("maintenance", ""):
+        controller.inbox.received(Root(), PauseRequest(reason))  # type: ignore[arg-type]
+        assert "blind" in controller.cycle()
+        assert controller.inbox._status.summary["paused"] == reason
+
+
 def test_a_pause_of_the_last_moment_outlives_the_daemon(daemon: tuple[Daemon, FakeSlurm]) -> None:
     """`sres pause`, and at once `systemctl restart sresctld`: it must not act after its start."""
     controller, _ = daemon

@@ -10,7 +10,8 @@ from slurm_resilience.cli.tables import user_name
 from slurm_resilience.clock import SYSTEM_CLOCK
 from slurm_resilience.wire.messages import PauseRequest, StatusRequest
 
-_TAKEN_UP_SECONDS = 5.0
+_TAKEN_UP_SECONDS = 20.0
+"""A cycle that gets no answer from slurmctld takes about ten."""
 _NOT_YET = "no cycle of sresctld has taken it up yet: it holds once `sres status` shows it"
 
 

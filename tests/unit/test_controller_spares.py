@@ -647,6 +647,27 @@ def test_a_repair_is_waited_for_longer_than_a_spare(age: float, ends: bool) -> N
 
 
 @pytest.mark.parametrize(
+    ("age", "state", "ends"),
+    [
+        (31.0, NodeState.REPAIRING, False),
+        (31.0, NodeState.QUARANTINED, True),
+        (29.0, NodeState.QUARANTINED, False),
+    ],
+)
+def test_a_node_that_is_not_repaired_is_not_waited_for(
+    age: float, state: NodeState, ends: bool
+) -> None:
+    """Its job was bound to it for a quarter of an hour, beside idle nodes."""
+    gift = msgspec.structs.replace(GIFT, nodes=("n1", "n5"), spares=(), is_requeue=True)
+    memory = SpareMemory({}, {7: msgspec.structs.replace(gift, since=NOW - age)})
+    there = (Reservation(GIFT.name, ("n1", "n5"), 1.0, TERMS),)
+    own = job(7, (), partition="main", state="PENDING", num_nodes=2, reservation=GIFT.name)
+    shown = crowded(own=own, state=state, spares=memory, reservations=there)
+    asks = actions(shown, AskForGift, Config())
+    assert [ask.event for ask in asks] == ([GiftEvent.END] if ends else [])
+
+
+@pytest.mark.parametrize(
     ("age", "companion", "ends"),
     [(5.0, None, False), (31.0, None, True), (5.0, 1000, True), (5.0, 2000, False)],
 )

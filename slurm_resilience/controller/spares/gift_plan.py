@@ -118,6 +118,8 @@ def _go_on(snapshot: ClusterSnapshot, gift: Gift) -> Iterator[AskForGift]:
         yield AskForGift(gift, GiftEvent.END, f"not taken within {limit:.0f} s")
     elif not gift.spares and _lives_on(snapshot, gift, job):
         yield AskForGift(gift, GiftEvent.END, f"job {job.id} is not requeued")
+    elif not gift.spares and (name := _waits_in_vain_for(snapshot, gift)):
+        yield AskForGift(gift, GiftEvent.END, f"only a person can bring {name} back")
     elif gift.state is GiftState.MAKING:
         yield AskForGift(gift, GiftEvent.MAKE, "", is_begun=True)
     elif not is_there:
@@ -142,6 +144,21 @@ def _lives_on(snapshot: ClusterSnapshot, gift: Gift, job: Job) -> bool:
     runs = job.state == "RUNNING" and job.restarts == gift.restarts and not job.is_zombie
     waited = snapshot.now - gift.since > REQUEUED_SECONDS
     return runs and (waited or _has_companion(snapshot, job))
+
+
+def _waits_in_vain_for(snapshot: ClusterSnapshot, gift: Gift) -> str:
+    """Return a node of a gift that is out of service and is not being repaired; empty: none is.
+
+    Its job would find other nodes, were it not bound to these.
+    """
+    if snapshot.now - gift.since <= REQUEUED_SECONDS:
+        return ""  # one that has just been given back may not be in service yet
+    for name in gift.nodes:
+        node, known = snapshot.nodes.get(name), snapshot.incidents.get(name)
+        is_repaired = known is not None and known.state.is_under_way
+        if node is not None and not node.is_available and not is_repaired:
+            return name
+    return ""
 
 
 def _has_companion(snapshot: ClusterSnapshot, job: Job) -> bool:

@@ -303,7 +303,7 @@ class Inbox:
             known = verdicts_on(names, self._judged.verdicts if judged and judged.nodes else {})
             job = self._jobs.get(int(client.subject))
         job = job or self._lookups.known(int(client.subject))
-        own = frozenset(job.nodes if job is not None else ())
+        own = frozenset(job.all_nodes if job is not None else ())
         begun = self._step_checks.begin(client, names, own, request.check_seconds)
         return Evidence(known, asked=True, checks="running" if begun else "")
 

@@ -1092,8 +1092,12 @@ def test_a_verdict_from_before_a_job_was_there_is_not_told_to_it(sresctld: Sresc
     assert [early.verdicts[0].verdict, later.verdicts[0].verdict] == ["unknown", "dead"]
 
 
-def test_the_nodes_of_a_failed_step_check_themselves(sresctld: Sresctld) -> None:
-    sresctld.jobs[7] = Job(7, ALICE, "RUNNING", nodes=("n1", "n2"))
+@pytest.mark.parametrize("beside", [(), ("n1",)], ids=["one allocation", "a second one"])
+def test_the_nodes_of_a_failed_step_check_themselves(
+    sresctld: Sresctld, beside: tuple[str, ...]
+) -> None:
+    own = tuple(name for name in ("n1", "n2") if name not in beside)
+    sresctld.jobs[7] = Job(7, ALICE, "RUNNING", nodes=own, companion_nodes=beside)
     finding = Finding("efa_devices", Severity.REBOOT, "1 EFA device is missing", 5.0)
     result = CheckResult("efa_devices", "fail", finding.text, (finding,))
     with sresctld.connect("node", "n1") as sresd, sresctld.connect("job", "7") as supervisor:

@@ -10,12 +10,14 @@ one of them lives the run is under way. Its command line:
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import resource
 import signal
 import subprocess
 import sys
 import threading
+from collections.abc import Callable
 from pathlib import Path
 from typing import IO
 
@@ -29,6 +31,9 @@ from slurm_resilience.replace.program import (
 )
 
 TIMEOUT_RC = 124
+STOP_SECONDS = 60.0
+"""For a program that a person stops to leave its work in order, until it is killed: the node that
+it has in hand may be in service again."""
 SIZE_CHECK_SECONDS = 1.0
 """Between two looks at the size of the output."""
 RESULT_AGAIN_SECONDS, MAX_RESULT_TRIES = 5.0, 720
@@ -50,11 +55,11 @@ def run(directory: Path, seconds: float, argv: list[str], lock: int) -> int:
     124 stands for too long, `NEVER_BEGAN_RC` for a program that cannot be started.
     """
     program: subprocess.Popen[bytes] | None = None
-    is_stopped = False
+    stopped_at = math.inf
 
     def pass_on(signum: int, _: object) -> None:
-        nonlocal is_stopped
-        is_stopped = True
+        nonlocal stopped_at
+        stopped_at = min(stopped_at, SYSTEM_CLOCK.monotonic())
         if program is not None:
             _kill(program, signum)
 
@@ -74,11 +79,16 @@ def run(directory: Path, seconds: float, argv: list[str], lock: int) -> int:
         except (OSError, subprocess.SubprocessError) as error:
             _say(output, f"cannot be started: {error}")
             return NEVER_BEGAN_RC
-        if is_stopped:
+        if stopped_at < math.inf:
             _kill(program, signal.SIGTERM)
+        until = SYSTEM_CLOCK.monotonic() + seconds
         try:
-            return _wait(program, seconds, directory / OUTPUT)
+            return _wait(program, lambda: min(until, stopped_at + STOP_SECONDS), directory / OUTPUT)
         except subprocess.TimeoutExpired:
+            if stopped_at < math.inf:
+                _say(output, "killed: it was stopped, and went on after SIGTERM")
+                _kill(program, signal.SIGKILL)
+                return program.wait()
             _say(output, f"ended: it ran longer than {seconds:g} s")
             _kill(program, signal.SIGTERM)
             try:
@@ -112,15 +122,19 @@ def _tasks_of(user: int) -> int:
     return count
 
 
-def _wait(program: subprocess.Popen[bytes], seconds: float, output: Path) -> int:
+def _wait(program: subprocess.Popen[bytes], deadline: Callable[[], float], output: Path) -> int:
     """Wait for its end, and keep what it prints from filling the disk.
 
+    Args:
+        program: it runs.
+        deadline: returns the moment by which it has to end, on the monotonic clock.
+        output: its file.
+
     Raises:
-        subprocess.TimeoutExpired: it has not ended within ``seconds``.
+        subprocess.TimeoutExpired: it has not ended by then.
     """
-    deadline = SYSTEM_CLOCK.monotonic() + seconds
     while True:
-        remaining = deadline - SYSTEM_CLOCK.monotonic()
+        remaining = deadline() - SYSTEM_CLOCK.monotonic()
         try:
             return program.wait(timeout=max(0.0, min(SIZE_CHECK_SECONDS, remaining)))
         except subprocess.TimeoutExpired:

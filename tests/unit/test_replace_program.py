@@ -116,6 +116,29 @@ def test_stop_ends_the_program_and_its_children(
     until(lambda: not _runs(pid), "its child is gone")
 
 
+STUBBORN = """
+import os, sys
+from pathlib import Path
+from slurm_resilience.replace import program_runner
+program_runner.STOP_SECONDS = 0.2
+print(program_runner.run(Path(sys.argv[1]), 60, sys.argv[2:], os.open("/dev/null", os.O_RDONLY)))
+"""
+
+
+def test_a_stopped_program_that_goes_on_after_sigterm_is_killed(
+    tmp_path: Path, script: Callable[[str], list[str]]
+) -> None:
+    begun = tmp_path / "begun"
+    line = script(f"trap '' TERM; touch {begun}; while :; do sleep 0.1; done")
+    command = [sys.executable, "-c", STUBBORN, str(tmp_path), *line]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as runner:
+        until(begun.exists, "the program runs")
+        runner.terminate()
+        assert runner.communicate(timeout=30)[0] == f"{-signal.SIGKILL}\n"
+    last = (tmp_path / "output").read_text().splitlines()[-1]
+    assert last == "killed: it was stopped, and went on after SIGTERM"
+
+
 PARENT = """
 import sys
 from pathlib import Path

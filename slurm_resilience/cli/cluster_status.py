@@ -24,8 +24,8 @@ from slurm_resilience.cli.tables import (
 )
 from slurm_resilience.cli.view import by_value, near_misses, node_views, queue
 from slurm_resilience.controller.decide.node_lifecycle import NodeEvent, NodeState
-from slurm_resilience.errors import SresError
-from slurm_resilience.model import ACTIONS, REBOOT, RESET
+from slurm_resilience.errors import SlurmUnreachable, SresError
+from slurm_resilience.model import ACTIONS, REBOOT, RESET, Job, Node
 
 _STALE_CYCLES = 5
 _SHOWN_ALARMS, _SHOWN_NEXT = 10, 20
@@ -38,15 +38,22 @@ _SHOWN_ALARMS, _SHOWN_NEXT = 10, 20
 def status(cluster: ClusterView, form: str) -> None:
     """Show nodes, what is under way, and alarms.
 
-    When sresctld does not answer, only what Slurm says is shown, and the exit code is 8.
+    When sresctld does not answer, only what Slurm says is shown, and the exit code is 8. While
+    slurmctld is away, what sresctld knows is shown, and the exit code is that of Slurm's error.
     """
-    nodes, jobs = cluster.client.nodes(), cluster.client.jobs()
+    nodes, jobs, away = _read(cluster)
     data, failed = cluster.try_status()
+    if away is not None:
+        if data is None:
+            raise away
+        nodes = tuple(Node(name, "UNKNOWN") for name in data.get("nodes", {}))
+    settings = cluster.settings()
     now = moment_of(data)
     views = node_views(nodes, jobs, data)
     picture = {
-        "cluster": cluster.info.cluster,
-        "slurm": cluster.info.version,
+        "cluster": settings.cluster,
+        "slurm": settings.version,
+        "slurm_away": str(away or ""),
         "controller": _controller(data, failed, now),
         "states": by_value(views, "state"),
         "health": by_value(views, "health"),
@@ -68,8 +75,19 @@ def status(cluster: ClusterView, form: str) -> None:
         print_json(picture)
     else:
         click.echo("\n".join(_lines(picture, now, cluster.config.controller.interval)))
-    if failed is not None:
-        raise failed
+    problem = away or failed
+    if problem is not None:
+        raise problem
+
+
+def _read(
+    cluster: ClusterView,
+) -> tuple[tuple[Node, ...], tuple[Job, ...], SlurmUnreachable | None]:
+    """Return Slurm's nodes and jobs, and why there are none while slurmctld is away."""
+    try:
+        return tuple(cluster.client.nodes()), tuple(cluster.client.jobs()), None
+    except SlurmUnreachable as error:
+        return (), (), error
 
 
 def _failed_attempts(cluster: ClusterView, views: list[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -126,8 +144,11 @@ def _lines(picture: dict[str, Any], now: float, interval: float) -> Iterator[str
     modes = {m: names for m, names in picture["modes"].items() if m}
     if len(modes) > 1 or not modes.keys() <= {picture["controller"].get("mode")}:
         yield field("by node", _groups(modes))
-    yield field("slurm", f"{picture['cluster']}, Slurm {picture['slurm']}")
-    for key in ("states", "health", "sresd") if answers else ("states",):
+    away = picture.get("slurm_away")
+    text = away or f"{picture['cluster']}, Slurm {picture['slurm']}"
+    yield field("slurm", text, alert=bool(away))
+    keys = ("states", "health", "sresd") if answers else ("states",)
+    for key in keys[1:] if away else keys:
         bad = any(style_of(key.upper(), word) == BAD for word in picture[key])
         yield field(key, _groups(picture[key]), alert=bad)
     if picture["incidents"]:

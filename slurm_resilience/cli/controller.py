@@ -89,7 +89,7 @@ class ClusterView:
         """
         from slurm_resilience.wire.client import Connection
 
-        config, info = self.config, self._settings()
+        config, info = self.config, self.settings()
         failed = WireError("sresctld does not answer: Slurm names no controller")
         # It runs where slurmctld is primary: after a take-over that is another of them.
         for host in config.controller.hosts or info.controllers:
@@ -106,7 +106,7 @@ class ClusterView:
                 failed = error
         raise failed
 
-    def _settings(self) -> ClusterInfo:
+    def settings(self) -> ClusterInfo:
         """Return Slurm's settings, from slurm.conf on this machine while slurmctld is away: that is
         when an administrator wants to pause sresctld, or to read what it did."""
         try:

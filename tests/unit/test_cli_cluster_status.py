@@ -4,10 +4,16 @@ from __future__ import annotations
 
 from typing import Any
 
-from slurm_resilience.cli.cluster_status import _controller, _lines
-from slurm_resilience.cli.controller import moment_of
+import pytest
+from click.testing import CliRunner
+
+from slurm_resilience.cli.cluster_status import _controller, _lines, status
+from slurm_resilience.cli.controller import ClusterView, moment_of
 from slurm_resilience.clock import SYSTEM_CLOCK
+from slurm_resilience.config import Config
+from slurm_resilience.errors import SlurmUnreachable, WireError
 from slurm_resilience.model import REBOOT, RESET
+from slurm_resilience.slurm.client import ClusterInfo
 
 NOW = 1000.0
 NEXT = {"node": "n2", "what": "found dead", "because": "no beat", "unless": "it answers before"}
@@ -70,3 +76,58 @@ def test_only_commands_that_exist_are_named() -> None:
     assert "correct it: scontrol update nodename=n1 state=fail reason=Action:Reset" in shown
     shown = " ".join(said(near_misses=[miss | {"meant": REBOOT}]).split())
     assert "correct it: sres node reboot n1" in shown
+
+
+AWAY = SlurmUnreachable("Unable to contact slurm controller (connect failure)")
+
+
+class Away:
+    """A slurmctld that does not answer."""
+
+    def nodes(self) -> None:
+        raise AWAY
+
+    jobs = nodes
+
+
+class WithoutSlurm(ClusterView):
+    """The commands' view of a cluster whose slurmctld is away."""
+
+    def __init__(self, known: dict[str, Any] | None) -> None:
+        super().__init__()
+        self.config, self.client = Config(), Away()  # type: ignore[assignment]
+        self._known = known
+
+    def settings(self) -> ClusterInfo:
+        return ClusterInfo("c", "22.05.8", ("ctl",), 6817, 0, "", "", "", {})
+
+    def try_status(self) -> Any:
+        return self._known, None if self._known else WireError("sresctld does not answer")
+
+
+def test_what_sresctld_knows_is_shown_while_slurmctld_is_away() -> None:
+    """Its administrator is on call then, and saw Slurm's error alone."""
+    incident: dict[str, Any] = {
+        "node": "n2",
+        "state": "repairing",
+        "kind": "dead",
+        "action": "Action:Replace",
+    }
+    incident |= {"opened": NOW, "reason": "no beat", "attempts": 0}
+    known: dict[str, Any] = {"at": NOW, "age": 1.5, "version": "1", "uptime": 60.0, "paused": ""}
+    known |= {"mode": "automatic", "can_replace": True, "permits_expansion": True, "sentence": ""}
+    known |= {"blind": str(AWAY), "alarms": [], "jobs": {}}
+    seen = {"verdict": "dead", "why": "no beat", "sresd": "silent", "incident": incident}
+    known["nodes"] = {"n1": {"verdict": "healthy", "sresd": "connected"}, "n2": seen}
+    done = CliRunner().invoke(status, [], obj=WithoutSlurm(known))
+    shown = " ".join(done.output.split())
+    assert "slurm Unable to contact slurm controller (connect failure)" in shown
+    assert "n2 repairing dead Action:Replace" in shown
+    assert "UNKNOWN" not in shown
+    assert done.exception is AWAY
+
+
+@pytest.mark.parametrize("words", [[], ["--format", "json"]])
+def test_without_slurmctld_and_sresctld_slurms_error_is_told(words: list[str]) -> None:
+    done = CliRunner().invoke(status, words, obj=WithoutSlurm(None))
+    assert (done.output, done.exception) == ("", AWAY)

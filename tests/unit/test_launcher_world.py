@@ -146,18 +146,26 @@ def test_launchers_tell_nothing_of_their_ranks(tmp_path: Path) -> None:
     assert stage_of((tmp_path / "launchers", observer)) is GatheringStage.UNKNOWN
 
 
+@pytest.mark.parametrize(
+    ("told", "shown"),
+    [
+        (None, SimpleNamespace(tasks=2)),
+        ((("n1", "n2"), 2), None),  # slurmctld is away
+    ],
+    ids=["slurmctld tells the tasks", "the nodes tell them"],
+)
 def test_a_program_of_launchers_is_taken_for_a_plain_one_after_a_while(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, told: object, shown: object
 ) -> None:
     peers = tuple(Peer(f"{seat}", seat, node=f"n{seat + 1}", seats=2) for seat in (0, 1))
     observer = cast(Observer, SimpleNamespace(picture=lambda: Picture(1, (0, 1), (), -1, peers)))
     watch = watching(tmp_path, observer)
-    monkeypatch.setattr(training, "find_step", lambda *_: SimpleNamespace(tasks=2))
+    monkeypatch.setattr(training, "find_step", lambda *_: shown)
     announce(tmp_path, "run/7.1/launchers")
     with contextlib.ExitStack() as stack:
         watched = watch.connect(stack)
         assert watched is not None
-        step: Any = None
+        step: Any = SimpleNamespace(reports=SimpleNamespace(whole_step=lambda: told))
         assert watch.seat_map(step, ("n1", "n2"), watched) is None
         watch._context.clock.now_is += training.SETTLE_SECONDS  # type: ignore[attr-defined]
         found = watch.seat_map(step, ("n1", "n2"), watched)

@@ -18,8 +18,8 @@ REPOSITORY = Path(__file__).resolve().parents[2]
 Done = subprocess.CompletedProcess[str]
 JSON_KEYS = {
     "status": {
-        "cluster", "slurm", "controller", "states", "health", "sresd", "incidents", "jobs",
-        "near_misses", "alarms", "gave_up", "failed", "modes", "queue",
+        "cluster", "slurm", "slurm_away", "controller", "states", "health", "sresd", "incidents",
+        "jobs", "near_misses", "alarms", "gave_up", "failed", "modes", "queue",
     },
     "node": {
         "node", "state", "reason", "reason_by", "reason_at", "reason_unclear",

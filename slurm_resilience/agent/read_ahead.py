@@ -131,6 +131,8 @@ class ReadAhead:
             return
         self._told = found
         if not found.files:
+            if not found.is_whole:
+                return  # a job began before the first one
             log.warning("agent.read_ahead: no file can be read by %s", ", ".join(self._patterns))
             return
         rest = "" if found.is_whole else "; more was left out"

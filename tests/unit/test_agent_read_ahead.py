@@ -107,6 +107,16 @@ def test_a_busy_node_reads_nothing_and_the_same_is_told_once(
     ]
 
 
+def test_a_job_that_begins_at_once_is_no_lack_of_files(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / "file").write_bytes(b"12345")
+    busy = iter((False, True))
+    ahead = ReadAhead([f"{tmp_path}/*"], lambda: next(busy), _StopAfter(1), threading.Event())
+    ahead.run()
+    assert not caplog.records
+
+
 def test_a_path_must_be_absolute() -> None:
     with pytest.raises(ConfigError, match=r"agent\.read_ahead must be an absolute path"):
         parse('[agent]\nread_ahead = ["torch/lib/*"]\n', "sres.toml")

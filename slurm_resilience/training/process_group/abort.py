@@ -24,8 +24,6 @@ CUT_AGAIN_SECONDS = 0.05
 LAST_WAIT_SECONDS = 10.0
 """So long the end of the process waits for a destructor. It takes milliseconds, seconds where a
 machine is very busy, and for ever now and then."""
-
-
 STUCK_SECONDS = 30.0
 """A destructor that takes longer waits for ever: another thread goes on with the next groups."""
 

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import subprocess
 import sys
 import threading
+import time
 from collections import Counter
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -109,6 +112,65 @@ def test_a_destructor_that_hangs_does_not_keep_what_later_worlds_hold() -> None:
     stuck.join(DEADLINE_SECONDS)
     assert not stuck.is_alive()
     second.go.set()
+
+
+class InCycle:
+    """A group that FSDP's modules hold: its own reference to itself stands for theirs."""
+
+    def __init__(self, gone: Callable[[], None]) -> None:
+        self._itself = self
+        self._gone = gone
+
+    def __del__(self) -> None:
+        self._gone()
+
+
+@pytest.fixture
+def collections(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[float]]:
+    """When the garbage was collected; by the graveyard alone."""
+    times: list[float] = []
+    collect = gc.collect
+
+    def noted() -> int:
+        times.append(time.monotonic())
+        return collect()
+
+    gc.disable()
+    monkeypatch.setattr(gc, "collect", noted)
+    yield times
+    gc.enable()
+
+
+def test_no_garbage_is_collected_for_groups_that_are_gone_without(
+    collections: list[float],
+) -> None:
+    graveyard, group = abort.Graveyard(0.0), SlowGroup()
+    group.go.set()
+    bury(graveyard, group)
+    assert group.gone.wait(DEADLINE_SECONDS)
+    # It waits for the graveyard's thread.
+    graveyard.seal()
+    assert not collections
+
+
+def test_worlds_that_are_left_in_close_succession_share_a_collection(
+    monkeypatch: pytest.MonkeyPatch, collections: list[float]
+) -> None:
+    monkeypatch.setattr(abort, "COLLECT_SECONDS", 0.3)
+    gone = threading.Semaphore(0)
+    graveyard = abort.Graveyard(0.0)
+    for _ in range(5):
+        bury_in_cycle(graveyard, gone.release)
+        time.sleep(0.01)
+    for _ in range(5):
+        assert gone.acquire(timeout=DEADLINE_SECONDS)
+    # The first is collected at once, the others when the time is over, though none follows.
+    assert len(collections) == 2
+    assert collections[1] - collections[0] >= 0.3
+
+
+def bury_in_cycle(graveyard: abort.Graveyard, gone: Callable[[], None]) -> None:
+    graveyard.bury([InCycle(gone)], [], Connections())  # type: ignore[arg-type]  # a stand-in
 
 
 PROGRAM = """

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import random
+import subprocess
+import sys
 import threading
 from types import SimpleNamespace
 from typing import Any
@@ -41,9 +43,8 @@ class Seen:
         )
         self.interrupter.enter()
 
-    def _raise(self, _: int, kind: type[BaseException] | None) -> None:
-        if kind is not None:
-            self.nudges.append(self.now - 100)
+    def _raise(self, _: int, kind: type[BaseException]) -> None:
+        self.nudges.append(self.now - 100)
 
     def until(self, seconds: float, end: GenerationEnd) -> None:
         while self.now < 100 + seconds:
@@ -120,6 +121,61 @@ def test_an_interruption_comes_before_the_block_is_left_or_not_at_all() -> None:
         except Interrupted:
             pass
         thread.join()  # would raise it, if it came now
+
+
+LEAVES = """
+import cProfile, sys, threading, types
+from slurm_resilience.mesh.model import GenerationEnd
+from slurm_resilience.training.interrupter import Interrupter
+from slurm_resilience.training.recovery.exceptions import Interrupted
+
+LOST = GenerationEnd(1, "seat 2 is gone", "00002.0.a", "lost")
+updates = types.SimpleNamespace(after_update=False)
+participant = types.SimpleNamespace(updating=False, updates=updates)
+interrupter = Interrupter(participant, [], abort_timeout=5.0, event=lambda *_, **__: None)
+interrupter._patience = lambda _: -1.0
+
+def cut():
+    interrupter.cut(LOST)
+
+def what_follows():
+    return 1
+
+def block():
+    raised = 0
+    for interrupted in (False, True, False, True):
+        try:
+            interrupter.enter()
+            if interrupted:
+                thread = threading.Thread(target=cut)
+                thread.start()
+                thread.join()
+            interrupter.leave()
+        except Interrupted:
+            raised += 1
+            interrupter.leave()
+        what_follows()
+    print("through, raised", raised)
+
+if sys.argv[1] == "profile":
+    cProfile.run("block()")
+elif sys.argv[1] == "trace":
+    sys.settrace(lambda *_: None)
+    block()
+"""
+
+
+@pytest.mark.parametrize("beside", ["profile", "trace"])
+def test_a_block_is_left_under_a_profiler_and_a_debugger(beside: str) -> None:
+    """Without an interruption on its way, and with one that has been raised or has not."""
+    done = subprocess.run(
+        [sys.executable, "-c", LEAVES, beside],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert "through" in done.stdout, done.stderr
 
 
 def test_who_stays_says_where_it_is(

@@ -10,11 +10,12 @@ the release when it does not.
 from __future__ import annotations
 
 import contextlib
+import functools
 import importlib
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from datetime import timedelta
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -154,8 +155,51 @@ def uncompiled(module: nn.Module) -> nn.Module:
 
 
 @seen("2.13")
+def watch_device_meshes(made: Callable[[Any], None]) -> None:
+    """Have a function called with each device mesh that this process makes from now on. A slice of
+    another one, which has that one's groups, is not told."""
+    meshes: Any = importlib.import_module("torch.distributed.device_mesh").DeviceMesh
+    make = meshes.__init__
+
+    @functools.wraps(make)
+    def make_and_tell(mesh: Any, *args: Any, **kwargs: Any) -> None:
+        make(mesh, *args, **kwargs)
+        if getattr(mesh, "_root_mesh", None) is None or hasattr(mesh, "_dim_group_names"):
+            made(mesh)
+
+    meshes.__init__ = make_and_tell
+
+
+class MeshPlace(NamedTuple):
+    """A device mesh, and this process in it."""
+
+    key: tuple[Any, ...]
+    """Its ranks and shape. To torch, two meshes with the same are one."""
+    groups: tuple[str, ...]
+    """Their names."""
+    coordinate: tuple[int, ...] | None
+    rank: int
+
+
+@seen("2.13")
+def mesh_place(mesh: Any) -> MeshPlace | None:
+    """Return what torch's layouts take from a device mesh; None: this cannot be told."""
+    names = getattr(mesh, "_dim_group_names", None)
+    if names is None or not hasattr(mesh, "_hash_key"):
+        return None
+    return MeshPlace(mesh._hash_key(), tuple(names), mesh.get_coordinate(), mesh.get_rank())
+
+
+@seen("2.13")
+def take_groups(old: Any, new: Any) -> None:
+    """Have an old device mesh go on with the groups of a new one in the same place."""
+    old._pg_registry = new._pg_registry
+
+
+@seen("2.13")
 def forget_layouts() -> None:
-    """Have torch work out anew what operations on DTensors give.
+    """Have torch work out anew what operations on DTensors give, and on the way from one
+    layout to another.
 
     It keeps that by the layouts of what goes in. Device meshes of two worlds that list the same
     ranks count as equal, so in the new world it would give tensors of the old one's mesh, in which
@@ -163,6 +207,9 @@ def forget_layouts() -> None:
     """
     if "torch.distributed.tensor" not in sys.modules:
         return
+    redistribute: Any = importlib.import_module("torch.distributed.tensor._redistribute")
+    if hasattr(redistribute._gen_transform_infos, "cache_clear"):
+        redistribute._gen_transform_infos.cache_clear()
     debug: Any = importlib.import_module("torch.distributed.tensor.debug")
     if hasattr(debug, "_clear_sharding_prop_cache"):
         debug._clear_sharding_prop_cache()

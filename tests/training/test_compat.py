@@ -196,6 +196,48 @@ def _() -> None:
         compat.forget_layouts()
 
 
+@tries("watch_device_meshes")
+def _() -> None:
+    from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+
+    seen: list[object] = []
+    make = DeviceMesh.__init__
+    try:
+        compat.watch_device_meshes(seen.append)
+        mesh = init_device_mesh("cpu", (1, 1), mesh_dim_names=("replicate", "shard"))
+        assert mesh["shard"].get_group() is mesh.get_group("shard")
+        assert seen == [mesh]
+        # It has a group of its own.
+        flat = mesh._flatten("all")
+        assert seen == [mesh, flat]
+    finally:
+        DeviceMesh.__init__ = make
+
+
+@tries("mesh_place")
+def _() -> None:
+    from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+
+    first, second = (init_device_mesh("cpu", (1,)) for _ in range(2))
+    assert first == second
+    # The default group has both.
+    assert compat.mesh_place(first) == compat.mesh_place(second) is not None
+    third = DeviceMesh.from_group(dist.new_group([0]), "cpu")
+    assert first == third
+    assert compat.mesh_place(third) not in (compat.mesh_place(first), None)
+    bare = DeviceMesh("cpu", [0], _init_backend=False)
+    assert compat.mesh_place(bare) is None
+
+
+@tries("take_groups")
+def _() -> None:
+    from torch.distributed.device_mesh import init_device_mesh
+
+    old, new = (init_device_mesh("cpu", (1,)) for _ in range(2))
+    compat.take_groups(old, new)
+    assert old._pg_registry is new._pg_registry
+
+
 @tries("versions")
 def _() -> None:
     tensor = torch.zeros(2)

@@ -12,6 +12,7 @@ SIZES = (4, 16, 32)
 OURS = (
     "exception_all_s",
     "exception_after_backward_p99_s",
+    "exception_after_backward_hsdp_p99_s",
     "sigkill_survivors_s",
     "sigkill_all_cold_s",
     "sigkill_all_warm_s",

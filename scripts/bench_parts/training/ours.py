@@ -35,13 +35,18 @@ def exception() -> dict[str, float]:
         return {"exception_all_s": took}
 
 
-def after_backward() -> dict[str, float]:
-    """Exceptions right after backward, one after the other; no process may end."""
+def after_backward(replica_size: int = 1) -> dict[str, float]:
+    """Exceptions right after backward, one after the other; no process may end.
+
+    Args:
+        replica_size: ranks that share one copy of the model.
+    """
     with Job(RECOVERIES_SECONDS) as job:
         argv = [sys.executable, "-m", "slurm_resilience.launcher", "--standalone"]
         argv += ["--nproc-per-node", str(WORLD), "--standby", "0"]
         argv += ["--rdzv-backend", "dir", "--rdzv-endpoint", str(job.directory / "meet")]
         more = {"BENCH_FAULTS": str(RECOVERIES), "BENCH_VICTIM": str(VICTIM)}
+        more["BENCH_REPLICA"] = str(replica_size)
         job.start([*argv, str(HERE / "workers" / "after_backward.py")], **more)
         over = lambda ranks: ranks if all_over(ranks) else None  # noqa: E731
         ranks = job.until(over, "end of all recoveries")
@@ -51,7 +56,8 @@ def after_backward() -> dict[str, float]:
             raise RunFailed(str(error)) from None
         if len(took) != RECOVERIES:
             raise RunFailed(f"{len(took)} faults instead of {RECOVERIES}")
-        return {"exception_after_backward_p99_s": percentile(took, 0.99)}
+        kind = "" if replica_size == 1 else "_hsdp"
+        return {f"exception_after_backward{kind}_p99_s": percentile(took, 0.99)}
 
 
 def all_over(ranks: Mapping[int, list[Event]]) -> bool:

@@ -47,6 +47,13 @@ def parts(rivals: Rivals, repeats: int) -> list[Part]:
             own_n=ours.RECOVERIES,
         ),
         Part(
+            f"{ours.RECOVERIES} of them, the model in parts",
+            ("exception_after_backward_hsdp_p99_s",),
+            lambda: ours.after_backward(replica_size=2),
+            once=True,
+            own_n=ours.RECOVERIES,
+        ),
+        Part(
             "SIGKILL, cold",
             ("sigkill_survivors_s", "sigkill_all_cold_s"),
             lambda: ours.sigkill(warm=False),

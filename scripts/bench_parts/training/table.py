@@ -13,6 +13,7 @@ _NAMES = ("ours", "torchrun", "nvrx", "torchft")
 _FAULTS = (
     ("exception, all 4", "exception_all_s", "torchrun_exception_all_s", "nvrx_exception_all_s", ""),
     ("  right after backward, p99", "exception_after_backward_p99_s", "", "", ""),
+    ("    of a model in parts", "exception_after_backward_hsdp_p99_s", "", "", ""),
     (
         "SIGKILL, the 3 survivors",
         "sigkill_survivors_s",

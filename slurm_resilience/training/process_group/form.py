@@ -16,6 +16,7 @@ from slurm_resilience.mesh.mesh import Mesh
 from slurm_resilience.mesh.model import View
 from slurm_resilience.training import compat
 from slurm_resilience.training.process_group.abort import Graveyard
+from slurm_resilience.training.process_group.device_meshes import DEVICE_MESHES
 from slurm_resilience.training.process_group.group_sockets import GroupSockets
 from slurm_resilience.training.process_group.mesh_store import MeshStore
 
@@ -76,7 +77,7 @@ class ProcessGroups:
         Raises:
             RuntimeError, dist.DistStoreError: a member is gone, or did not come.
         """
-        compat.forget_layouts()
+        DEVICE_MESHES.world_begins()
         # The mesh opens no socket meanwhile: what is new afterwards belongs to the group.
         # torch keeps the store for sub-groups, but not the Python half of it.
         self._store = store

@@ -13,6 +13,7 @@ from slurm_resilience.errors import UsageError
 from slurm_resilience.mesh.protocol.world_plan import WorldRules
 from slurm_resilience.training import compat
 from slurm_resilience.training.options import Options
+from slurm_resilience.training.process_group.device_meshes import DEVICE_MESHES
 from slurm_resilience.training.rank_environment import RankEnvironment
 
 log = logging.getLogger("sres.training")
@@ -80,3 +81,4 @@ def warm_up(options: Options) -> None:
     importlib.import_module("slurm_resilience.training.data")
     # What it imports the first time would hold up all ranks when the first world is formed.
     compat.forget_layouts()
+    DEVICE_MESHES.watch()

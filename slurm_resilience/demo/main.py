@@ -123,6 +123,7 @@ def _carry_out(
         "fault": demo.fault,
         "gres": gres,
         "phases": seen.phases,
+        "resumed_from": seen.resumed_from,
         "steps_lost": seen.steps_lost,
         "caught_up": seen.caught_up,
         "loss_before": seen.loss_before,

@@ -31,10 +31,11 @@ class Account(msgspec.Struct, frozen=True):
     resumed_from: int
     """The checkpoint from which training went on."""
     caught_up: float | None
-    """Seconds since the fault until ``last_step`` was done again."""
+    """Seconds since the fault until ``last_step`` was done again, or the first step beyond it."""
     loss_before: float | None
     loss_after: float | None
-    """Loss of the same step, before and after."""
+    """Loss of the same step, before and after; None: it came right behind a checkpoint, and no step
+    was lost."""
     token: str = ""
     """The attempt that went on."""
 
@@ -87,7 +88,9 @@ def account(
         # A requeued job has its nodes when its script runs again.
         times["nodes_ready"] = times["relaunched"]
     last = before[-1] if before else None
-    again = next((e for e in after if last and e["step"] == last["step"]), None)
+    resumed_from = after[0]["step"] - 1 if after else 0
+    is_lost = last is not None and last["step"] > resumed_from
+    again = next((e for e in after if not is_lost or (last and e["step"] == last["step"])), None)
     return Account(
         phases={
             name: None
@@ -96,10 +99,10 @@ def account(
             for name in NAMES
         },
         last_step=last["step"] if last else 0,
-        resumed_from=after[0]["step"] - 1 if after else 0,
+        resumed_from=resumed_from,
         caught_up=round(again["at"] - at, 3) if again else None,
-        loss_before=last["loss"] if last else None,
-        loss_after=again["loss"] if again else None,
+        loss_before=last["loss"] if last and is_lost else None,
+        loss_after=again["loss"] if again and is_lost else None,
         token=after[0]["token"] if after else "",
     )
 

@@ -50,6 +50,14 @@ def test_a_power_loss() -> None:
     assert complete(found, "power")
 
 
+def test_a_fault_right_behind_a_checkpoint_loses_no_step() -> None:
+    found = power(steps("1.0.1", 1, 40, 60.5) + steps("1.0.2", 41, 50, 109.0))
+    assert (found.last_step, found.resumed_from, found.steps_lost) == (40, 40, 0)
+    assert found.caught_up == found.phases["first_step"] == 9.0
+    assert found.loss_before is found.loss_after is None
+    assert complete(found, "power")
+
+
 def test_before_anything_has_happened() -> None:
     found = account("power", 100.0, "n3", [], SUPERVISOR[:1], steps("1.0.1", 1, 40, 60.5))
     assert set(found.phases.values()) == {None}

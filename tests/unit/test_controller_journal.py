@@ -189,7 +189,7 @@ def test_a_try_without_an_exit_code_is_remembered_until_the_next_one(tmp_path: P
         journal.apply(number, event, "", at)
     lost = IncidentFacts(is_end_unknown=True)
     known = journal.apply(number, NodeEvent.REPLACEMENT_FAILED, "", 20.0, lost)
-    assert known.is_end_unknown and known.times.lost == 20.0
+    assert known.is_end_unknown and known.times.run_lost == 20.0
     for event in (NodeEvent.OCCUPIED, NodeEvent.EMPTIED):
         assert journal.apply(number, event, "", 21.0).is_end_unknown
     assert not journal.apply(number, NodeEvent.REPLACING, "", 22.0).is_end_unknown

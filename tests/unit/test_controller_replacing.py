@@ -320,7 +320,7 @@ END_UNKNOWN = incident(
     kind="requested",
     attempts=1,
     run_started=NOW - 100.0,
-    lost=NOW - 70.0,
+    run_lost=NOW - 70.0,
     boot_before="boot-0",
     instance_before="",
 )
@@ -341,10 +341,12 @@ def test_a_silent_node_whose_repair_left_no_exit_code_is_given_its_time_to_boot(
     silent = dead(silence=400.0)
     seen = world(MARKED, incidents=(known,), **silent)
     assert actions(seen, act.StartReplacement) == []
-    long_ago = msgspec.structs.replace(known.times, run_started=NOW - 999.0, lost=NOW - 950.0)
+    long_ago = msgspec.structs.replace(known.times, run_started=NOW - 999.0, run_lost=NOW - 950.0)
     later = msgspec.structs.replace(known, times=long_ago)
     assert len(actions(world(MARKED, incidents=(later,), **silent), act.StartReplacement)) == 1
-    exited = msgspec.structs.replace(known, times=msgspec.structs.replace(known.times, lost=0.0))
+    exited = msgspec.structs.replace(
+        known, times=msgspec.structs.replace(known.times, run_lost=0.0)
+    )
     failed = world(MARKED, incidents=(exited,), **silent)
     assert len(actions(failed, act.StartReplacement)) == 1
 

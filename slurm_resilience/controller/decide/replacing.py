@@ -94,7 +94,7 @@ def _fault_stands(
         text = f"{life.reason}; it is given {config.replace.silent_for:.0f} s to come back"
         return Readiness("wait", text, is_aging)
     seconds = return_seconds(config)
-    if incident.is_end_unknown and snapshot.now - incident.times.lost < seconds:
+    if incident.is_end_unknown and snapshot.now - incident.times.run_lost < seconds:
         text = f"how its last repair ended is not known: it is given {seconds:.0f} s to come back"
         return Readiness("wait", text, is_aging)
     return Readiness("start", life.reason)

@@ -36,7 +36,7 @@ class IncidentTimes(msgspec.Struct, frozen=True):
     closed: float = 0.0
     put_back: float = 0.0
     """A person put the node back during a pause: what was found until then was answered then."""
-    lost: float = 0.0
+    run_lost: float = 0.0
     """An attempt was found to be over, and left no exit code."""
 
 
@@ -78,7 +78,7 @@ class Incident(msgspec.Struct, frozen=True):
     @property
     def is_end_unknown(self) -> bool:
         """The last attempt left no exit code: the node may be repaired all the same."""
-        return 0.0 < self.times.run_started <= self.times.lost
+        return 0.0 < self.times.run_started <= self.times.run_lost
 
     @property
     def is_unbegun(self) -> bool:

@@ -417,7 +417,15 @@ def chosen_file(path: str | os.PathLike[str] | None = None) -> Path:
 
     Args:
         path: the file; None: ``$SRES_CONFIG``, else the default path.
+
+    Raises:
+        ConfigError: its name is empty, as of a variable that is not set.
     """
+    if path is not None and not str(path).strip():
+        raise ConfigError(
+            "the name of the configuration file is empty; leave --config out to use "
+            "$SRES_CONFIG, or the default"
+        )
     return Path(path or os.environ.get("SRES_CONFIG") or DEFAULT_PATH)
 
 

@@ -35,7 +35,7 @@ def check_config(cluster: ClusterView, file: str | None) -> None:
     from slurm_resilience.controller.decide.recovery_modes import with_each_node
     from slurm_resilience.health.check_registry import refuse_unknown_names
 
-    cluster.config_path = file or cluster.config_path
+    cluster.config_path = cluster.config_path if file is None else file
     with_each_node(cluster.config)
     _refuse_missing_program(cluster)
     refuse_unknown_names(cluster.config.checks)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import os
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -24,6 +24,10 @@ if TYPE_CHECKING:
 OPEN_TIMEOUT_SECONDS = 3.0
 """Seconds for a connection to sresctld, at each of its possible addresses."""
 
+REMOVED = "REMOVED"
+"""The base state of a node that Slurm knows no more."""
+MOST_REMOVED = 100
+"""Nodes for which the journal is asked one by one: a mistyped list may have thousands."""
 RESIZE_SECONDS = 8.0
 """For the answer of a job's supervisor, through sresctld."""
 
@@ -71,14 +75,41 @@ class ClusterView:
             UsageError: not a hostlist.
             NotFound: some of them do not exist; all of those are named.
         """
-        from slurm_resilience.slurm.hostlists import expand, fold
+        from slurm_resilience.slurm.hostlists import expand
 
-        names = expand(hostlist)
-        known = self.nodes()
-        unknown = [name for name in names if name not in known]
-        if unknown:
-            raise NotFound(f"Slurm knows no node {fold(unknown)}; it has {fold(known)}")
+        names, known = expand(hostlist), self.nodes()
+        _check_known(names, known)
         return {name: known[name] for name in names}
+
+    def named_or_removed(self, hostlist: str) -> dict[str, Node]:
+        """Return the nodes of a hostlist, in its order: those too that Slurm knows no more, as far
+        as the journal tells of them. Such a node's base state is REMOVED.
+
+        Raises:
+            UsageError: not a hostlist.
+            NotFound: some of them are not known; all of those are named.
+        """
+        from slurm_resilience.model import Node
+        from slurm_resilience.slurm.hostlists import expand
+
+        names, known = expand(hostlist), self.nodes()
+        unknown = [name for name in names if name not in known]
+        removed = {name: Node(name, REMOVED) for name in self._in_journal(unknown)}
+        _check_known(names, known | removed)
+        return {name: known.get(name) or removed[name] for name in names}
+
+    def _in_journal(self, names: list[str]) -> list[str]:
+        """Return those nodes of which sresctld's journal tells."""
+        from slurm_resilience.wire.messages import StatusRequest
+
+        if not 0 < len(names) <= MOST_REMOVED:
+            return []
+        try:
+            with self.connect() as connection:
+                questions = {name: StatusRequest("history", name, 1) for name in names}
+                return [name for name, one in questions.items() if ask(connection, one)["events"]]
+        except SresError:
+            return []  # the nodes are not known, which is then said
 
     def connect(self) -> Connection:
         """Open an authenticated connection to sresctld; the caller closes it.
@@ -198,6 +229,16 @@ class ClusterView:
 
         events: list[dict[str, Any]] = self.ask(StatusRequest("history", node, limit))["events"]
         return events[::-1]
+
+
+def _check_known(names: Collection[str], known: Mapping[str, Node]) -> None:
+    """Raise a NotFound that names the nodes which are not known."""
+    from slurm_resilience.slurm.hostlists import fold
+
+    unknown = [name for name in names if name not in known]
+    if unknown:
+        has = fold(name for name, node in known.items() if node.base != REMOVED)
+        raise NotFound(f"Slurm knows no node {fold(unknown)}; it has {has}")
 
 
 def moment_of(status: Mapping[str, Any] | None) -> float:

@@ -56,6 +56,8 @@ _COMMANDS = {
 }
 """Name → (module:attribute below this package, one line of help)."""
 
+MAX_WORD = 300
+"""Characters of a word in an error: a path may have so many."""
 _BROKEN_PIPE = 141  # what the shell shows for a program that SIGPIPE ended
 
 
@@ -118,12 +120,24 @@ def call(args: list[str] | None = None, cluster: ClusterView | None = None) -> i
         return 130
     except BrokenPipeError:
         return _BROKEN_PIPE
+    except UnicodeEncodeError as error:
+        word = error.object[error.start : error.end]
+        return _complain(f"{word!a} is no text in {error.encoding}", UsageError.exit_code)
+    except OSError as error:
+        name = f"{error.filename}: " if error.filename is not None else ""
+        return _complain(f"{name}{error.strerror or error}", SresError.exit_code)
 
 
 def _complain(text: str, code: int) -> int:
-    line = " ".join(text.split())
+    line = " ".join(_shortened(word) for word in text.split())
     click.echo("sres: error: " + "".join(c if c.isprintable() else "?" for c in line), err=True)
     return code
+
+
+def _shortened(word: str) -> str:
+    """Return a word without its middle, if it is longer than any that a person has written."""
+    half = MAX_WORD // 2
+    return word if len(word) <= MAX_WORD else f"{word[:half]}…{word[-half:]}"
 
 
 def main() -> None:

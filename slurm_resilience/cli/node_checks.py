@@ -10,6 +10,7 @@ import click
 
 from slurm_resilience.cli.controller import ClusterView, pass_cluster
 from slurm_resilience.cli.shared_options import config_option, format_option, hostlist_argument
+from slurm_resilience.errors import UsageError
 
 if TYPE_CHECKING:
     from slurm_resilience.model import CheckResult
@@ -35,18 +36,20 @@ class NodeChecks(NamedTuple):
 
 @click.command("run")
 @hostlist_argument
-@click.option("--only", metavar="CHECKS", default="", help="Names, with commas, of checks.")
+@click.option("--only", metavar="CHECKS", help="Names, with commas, of checks.")
 @format_option
 @config_option
 @pass_cluster
-def run_checks(cluster: ClusterView, hostlist: str, only: str, form: str) -> None:
+def run_checks(cluster: ClusterView, hostlist: str, only: str | None, form: str) -> None:
     """Run the health checks of NODES, a hostlist, now.
 
     Each node's sresd runs them beside its jobs, those that take long by their names alone; `sres
     check list` shows the names. What they find counts as it always does. Only root and SlurmUser
     may. Exit with 1 if a check fails, or a node does not answer.
     """
-    names = tuple(name for name in only.replace(" ", "").split(",") if name)
+    names = tuple(name for name in (only or "").replace(" ", "").split(",") if name)
+    if only is not None and not names:
+        raise UsageError("--only names no check; `sres check list` shows them")
     nodes = list(cluster.named(hostlist))
     with ThreadPoolExecutor(AT_ONCE) as pool:
         answers = pool.map(lambda node: _ask(cluster, node, names), nodes)

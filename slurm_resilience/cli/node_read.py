@@ -2,14 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, TypeVar
 
 import click
 import msgspec
 
-from slurm_resilience.cli.controller import ClusterView, ask, moment_of, pass_cluster
-from slurm_resilience.cli.shared_options import config_option, format_option, hostlist_argument
+from slurm_resilience.cli.controller import (
+    REMOVED,
+    ClusterView,
+    ask,
+    moment_of,
+    pass_cluster,
+)
+from slurm_resilience.cli.shared_options import (
+    config_option,
+    format_option,
+    hostlist_argument,
+    optional_hostlist_argument,
+)
 from slurm_resilience.cli.tables import (
     clock_time,
     duration,
@@ -22,8 +33,10 @@ from slurm_resilience.cli.tables import (
 )
 from slurm_resilience.cli.view import is_faulty, node_view, node_views
 from slurm_resilience.clock import SYSTEM_CLOCK
-from slurm_resilience.errors import UsageError, WireError
-from slurm_resilience.model import CheckResult
+from slurm_resilience.errors import SlurmUnreachable, UsageError, WireError
+from slurm_resilience.model import CheckResult, Node
+from slurm_resilience.slurm.hostlists import expand
+from slurm_resilience.slurm.node_labels import HEALTH, IN_SERVICE, labels_of
 from slurm_resilience.wire.frames import UNREADABLE
 from slurm_resilience.wire.messages import LogTail, RunCheck, SendLog, StatusRequest
 
@@ -34,7 +47,7 @@ CHECK_SECONDS = 60.0
 
 
 @click.command("list")
-@click.argument("hostlist", required=False)
+@optional_hostlist_argument
 @click.option("--faulty", is_flag=True, help="Only nodes that are not simply in service.")
 @click.option("--health-status", metavar="LABEL", help="Only nodes with this label.")
 @click.option("--deep-check-status", metavar="LABEL", help="Only nodes with this label.")
@@ -62,9 +75,22 @@ def list_nodes(
         columns = ("NODE", "STATE", "HEALTH", "SRESD", "REASON", "JOBS", "SINCE")
         click.echo(table(columns, [_row(view, now) for view in views]))
     else:
-        click.echo("no such node" if wanted else "no faulty node")
+        click.echo(_none_with(wanted, nodes.values()) if wanted else "no faulty node")
     if failed is not None:
         raise failed
+
+
+def _none_with(wanted: Mapping[str, str], nodes: Iterable[Node]) -> str:
+    """Say that no node has these labels, and which there are: a misspelled one would look like good
+    news."""
+    present = [{HEALTH: IN_SERVICE} | labels_of(node.comment) for node in nodes]
+    told = []
+    for key, value in wanted.items():
+        others = sorted({labels[key] for labels in present if key in labels})
+        if value not in others:
+            has = f"they have {', '.join(others)}" if others else "none has this label"
+            told.append(plain(f"no node has {key} {value!r}; {has}"))
+    return "\n".join(told) or "no such node"
 
 
 def _row(view: dict[str, Any], now: float) -> list[str]:
@@ -94,10 +120,13 @@ def _few(jobs: list[int]) -> str:
 @config_option
 @pass_cluster
 def show_nodes(cluster: ClusterView, hostlist: str, form: str) -> None:
-    """Show findings, the incident and last events."""
-    nodes, jobs = cluster.named(hostlist), cluster.client.jobs()
+    """Show findings, the incident and last events. Of removed nodes, what the journal has."""
+    nodes, jobs = cluster.named_or_removed(hostlist), cluster.client.jobs()
     data, failed = cluster.try_status()
-    views = [node_view(found, jobs, data) for found in nodes.values()]
+    views = [
+        node_view(found, jobs, data) | (_unlisted(name, data) if found.base == REMOVED else {})
+        for name, found in nodes.items()
+    ]
     for view in views:
         view["events"] = cluster.history(view["node"], 10) if failed is None else []
     if form == "json":
@@ -109,12 +138,25 @@ def show_nodes(cluster: ClusterView, hostlist: str, form: str) -> None:
         raise failed
 
 
+def _unlisted(node: str, status: Mapping[str, Any] | None) -> dict[str, Any]:
+    """Return the fields of a node that Slurm knows no more."""
+    incidents = [one for one in (status or {}).get("unlisted", []) if one["node"] == node]
+    return {"health": "removed", "sresd": "", "incident": incidents[0] if incidents else None}
+
+
 def _sheet(view: dict[str, Any], now: float) -> Iterator[str]:
     yield f"{view['node']}: {view['state']}"
 
     def line(title: str, text: object) -> str:
         return field(title, text, indent=2)
 
+    if view["state"] == REMOVED:
+        yield line("slurm", "it is not listed any more; this is what sresctld knows of it")
+        if view["incident"]:
+            yield line("incident", _incident(view["incident"], now))
+        yield "  events"
+        yield events_table(view["events"], now, indent=4, with_node=False)
+        return
     yield line("health", f"{view['health']}: {view['why']}" if view["why"] else view["health"])
     if view["mode"] not in ("", "automatic"):
         yield line("recovery", f"{view['mode']}: nothing is done to it")
@@ -204,7 +246,10 @@ def events_table(
 def history(cluster: ClusterView, hostlist: str, limit: int, form: str) -> None:
     """Show the journal's events, oldest first."""
     events: list[dict[str, Any]] = []
-    names = list(cluster.named(hostlist))
+    try:
+        names = list(cluster.named_or_removed(hostlist))
+    except SlurmUnreachable:
+        names = list(expand(hostlist))  # the journal can be read all the same
     with cluster.connect() as connection:
         for name in names:
             events += ask(connection, StatusRequest("history", name, limit))["events"]

@@ -8,7 +8,7 @@ from typing import Any
 import click
 
 from slurm_resilience.cli.controller import ClusterView, ask, pass_cluster, whole_status
-from slurm_resilience.cli.shared_options import config_option, hostlist_argument
+from slurm_resilience.cli.shared_options import NumberRange, config_option, hostlist_argument
 from slurm_resilience.cli.tables import BAD, alert, clock_time, plain, style_of
 from slurm_resilience.clock import SYSTEM_CLOCK
 from slurm_resilience.controller.decide.node_lifecycle import NodeState
@@ -47,7 +47,7 @@ class _Watched:
 
 @click.command()
 @hostlist_argument
-@click.option("--timeout", type=click.FloatRange(min=0), help="Give up after this many seconds.")
+@click.option("--timeout", type=NumberRange(min=0), help="Give up after this many seconds.")
 @config_option
 @pass_cluster
 def watch(cluster: ClusterView, hostlist: str, timeout: float | None) -> None:

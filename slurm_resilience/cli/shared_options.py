@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any, TypeVar
 
@@ -11,6 +12,19 @@ from slurm_resilience.cli.controller import ClusterView
 from slurm_resilience.config import OPTION_HELP
 
 F = TypeVar("F", bound=Callable[..., Any])
+
+
+class NumberRange(click.FloatRange):
+    """A range of numbers. `nan`, which click takes since it compares with no limit, is none."""
+
+    name = "number"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        found = super().convert(value, param, ctx)
+        if not math.isfinite(found):
+            self.fail(f"{found} is no number that can be counted with.", param, ctx)
+        return found
+
 
 ID = click.IntRange(1, 2**63 - 1)
 """The number of an incident or a job: the journal's go so far."""
@@ -46,3 +60,16 @@ def yes_option(text: str) -> Callable[[F], F]:
 
 
 hostlist_argument = click.argument("hostlist")
+
+
+def _check_hostlist(_: click.Context, __: click.Parameter, value: str | None) -> str | None:
+    """Refuse what is no hostlist; an empty one, such as of an unset variable, is not all nodes."""
+    if value is not None:
+        from slurm_resilience.slurm.hostlists import expand
+
+        expand(value)
+    return value
+
+
+optional_hostlist_argument = click.argument("hostlist", required=False, callback=_check_hostlist)
+"""Without it: all nodes."""

@@ -115,6 +115,8 @@ class Transition(msgspec.Struct, frozen=True, tag=True):
     the same."""
     is_unbegun: bool = False
     """In the attempt that is over nothing was begun."""
+    is_end_unknown: bool = False
+    """The attempt that is over left no exit code."""
 
 
 class ReturnNode(msgspec.Struct, frozen=True, tag=True):

@@ -81,7 +81,8 @@ class Repairs(msgspec.Struct, frozen=True):
     runs: Mapping[int, Run] = {}
     """By incident id: the latest try."""
     stopped: frozenset[str] = frozenset()
-    """Nodes whose repair was stopped for a person, and has not ended yet."""
+    """Nodes whose repair was stopped for a person, and has not ended yet: one of the last hour, or
+    any one where the next repair is due."""
     no_room: str = ""
     """The disk's lack, for which no repair is begun; empty: there is room."""
 
@@ -179,13 +180,18 @@ def _repairs(
         if incident.state.is_running_program
     }
     stopped = set()
-    for name in {name for _, name in memory.starts}:
+    due = {
+        incident.node
+        for incident in incidents.values()
+        if incident.state.waits_for_repair and incident.next_try <= now
+    }
+    for name in due | {name for _, name in memory.starts}:
         known, node = incidents.get(name), nodes.get(name)
         if node is None or (known is not None and known.state.is_running_program):
             continue
         for last in sources.journal.incidents_of(name, 2):
             order = repair_order(sources.state_dir, last, seconds)
-            if replacers.is_unfinished(order, node, now):
+            if last.attempts and replacers.is_unfinished(order, node, now):
                 stopped.add(name)
     return Repairs(runs, frozenset(stopped), replacers.lack_of_room(sources.state_dir))
 

@@ -36,9 +36,10 @@ STOP_SECONDS = 60.0
 it has in hand may be in service again."""
 SIZE_CHECK_SECONDS = 1.0
 """Between two looks at the size of the output."""
-RESULT_AGAIN_SECONDS, MAX_RESULT_TRIES = 5.0, 720
-"""A disk that cannot take the exit code is tried again for an hour: until then the run counts as
-under way, and no other one is started."""
+RESULT_AGAIN_SECONDS, MAX_TRIES_WITHOUT_DIRECTORY = 5.0, 720
+"""A disk that cannot take the exit code (it is full, or was mounted read-only) is tried again for
+as long as that lasts: until then the run counts as under way, and no other one is started. Where
+the run's directory itself is gone, an hour is given to bring it back."""
 MAX_OUTPUT_BYTES, KEPT_OUTPUT_BYTES = 64 << 20, 1 << 20
 """An output longer than the first is cut to its last bytes."""
 OOM_SCORE_ADJUST = 500
@@ -65,7 +66,11 @@ def run(directory: Path, seconds: float, argv: list[str], lock: int) -> int:
 
     # Before the program exists: a runner that is ended alone would leave it without a time limit.
     signal.signal(signal.SIGTERM, pass_on)
-    with (directory / OUTPUT).open("ab") as output:
+    try:
+        output = (directory / OUTPUT).open("ab")
+    except OSError:
+        return NEVER_BEGAN_RC
+    with output:
         try:
             program = subprocess.Popen(
                 argv,
@@ -171,18 +176,25 @@ def _say(output: IO[bytes], text: str) -> None:
 
 def _leave_result(path: Path, code: int) -> None:
     """Write down the exit code, as soon as the disk takes it."""
-    never = threading.Event()
-    for _ in range(MAX_RESULT_TRIES):
-        with contextlib.suppress(OSError):
+    never, without_directory = threading.Event(), 0
+    while without_directory < MAX_TRIES_WITHOUT_DIRECTORY:
+        try:
             write_in_place(path, f"{code}")
             return
+        except FileNotFoundError:
+            without_directory += 1
+        except OSError:
+            without_directory = 0
         SYSTEM_CLOCK.wait(never, RESULT_AGAIN_SECONDS)
 
 
 def main() -> int:
     directory, lock = Path(sys.argv[1]), int(sys.argv[3])
-    with contextlib.suppress(OSError):
+    try:
         write_in_place(directory / RUNNER, f"{os.getpid()}")
+    except OSError:
+        # Without it a run counts as one that has begun nothing: so nothing is begun.
+        return 0
     code = run(directory, float(sys.argv[2]), sys.argv[5:], lock)
     # As a shell says it: 128 and the signal.
     _leave_result(directory / RESULT, code if code >= 0 else 128 - code)

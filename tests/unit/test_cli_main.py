@@ -20,6 +20,7 @@ from slurm_resilience.cli.main import _COMMANDS, call, cli
 from slurm_resilience.cli.orders.pause import _is_taken_up
 from slurm_resilience.errors import SlurmUnreachable, SresError, WireError
 from slurm_resilience.model import REPLACE, Node
+from slurm_resilience.wire.messages import Status, StatusRequest
 
 
 class Fake(ClusterView):
@@ -77,6 +78,15 @@ def test_every_command_exists_and_has_help(capsys: pytest.CaptureFixture[str]) -
         (["incident", "show", "9" * 22], "'ID'"),
         (["events", "--incident", "9" * 22], "'--incident'"),
         (["events", "--job", "9" * 22], "'--job'"),
+        (["node", "list", ""], "not a hostlist"),
+        (["events", " "], "not a hostlist"),
+        (["incident", "list", "n[1-"], "not a hostlist"),
+        (["review", ""], "not a hostlist"),
+        (["events", "--since", ""], "--since ''"),
+        (["node", "watch", "n1", "--timeout", "nan"], "no number"),
+        (["node", "watch", "n1", "--timeout", "1e999"], "no number"),
+        (["drill", "open", "n1", "--minutes", "nan"], "no number"),
+        (["check", "run", "n1", "--only", " ,"], "names no check"),
     ],
 )
 def test_wrong_words_are_one_line_and_exit_2(
@@ -95,6 +105,89 @@ def test_an_error_stays_one_clean_line(capsys: pytest.CaptureFixture[str]) -> No
     slurm.refusals["nodes"] = SlurmUnreachable("first\nsecond \x1b[31mred")
     assert call(["status"], Fake(slurm, status())) == 4
     assert capsys.readouterr().err == "sres: error: first second ?[31mred\n"
+
+
+@pytest.mark.parametrize(
+    ("error", "said"),
+    [
+        (OSError(28, "No space left on device"), "No space left on device"),
+        (OSError(36, "File name too long", "x" * 5000), f"{'x' * 150}…"),
+        (UnicodeEncodeError("utf-8", "a\udcff", 1, 2, "surrogates not allowed"), "'\\udcff' is no"),
+    ],
+)
+def test_what_the_machine_refuses_is_one_line_of_bounded_length(
+    capsys: pytest.CaptureFixture[str], error: Exception, said: str
+) -> None:
+    slurm = FakeSlurm()
+    slurm.refusals["nodes"] = error  # type: ignore[assignment]
+    assert call(["node", "list"], Fake(slurm, status())) in (1, 2)
+    err = capsys.readouterr().err
+    assert err.startswith("sres: error: ") and err.count("\n") == 1
+    assert said in err and len(err) < 400
+
+
+def test_a_configuration_without_a_name_is_not_the_default_one(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """As of a variable that is not set: the command would ask another cluster."""
+    assert call(["--config", "", "check", "config"]) == 3
+    assert "is empty" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("what", ["events", "history", "show", "incidents"])
+def test_a_node_that_was_removed_from_slurm_keeps_its_history(
+    capsys: pytest.CaptureFixture[str], what: str
+) -> None:
+    event = {"id": 1, "at": 5.0, "node": "n7", "kind": "removed", "text": "gone", "incident": 1}
+
+    class Connected:
+        def __enter__(self) -> Connected:
+            return self
+
+        def __exit__(self, *_: object) -> None:
+            """Nothing is open."""
+
+        def ask(self, request: StatusRequest) -> Status:
+            events = [event] if request.node == "n7" else []
+            return Status({"events": events, "incidents": []})
+
+    class Told(Fake):
+        def connect(self) -> Any:
+            return Connected()
+
+        def history(self, node: str = "", limit: int = 1000) -> list[dict[str, Any]]:
+            return [event]
+
+    words = {
+        "events": ["events"],
+        "incidents": ["incident", "list"],
+        "history": ["node", "history"],
+        "show": ["node", "show"],
+    }[what]
+    cluster = Told(FakeSlurm(2), status("n1", "n2"))
+    assert call([*words, "n7"], cluster) == 0
+    out = capsys.readouterr().out
+    assert "no incident" in out if what == "incidents" else "removed" in out and "gone" in out
+    assert call([*words, "n[7-8]"], cluster) == 5
+    assert call([*words, "n9"], cluster) == 5
+    assert "Slurm knows no node n9; it has n[1-2]" in capsys.readouterr().err
+    if what == "show":
+        assert call([*words, "n7", "--format", "json"], cluster) == 0
+        (view,) = json.loads(capsys.readouterr().out)
+        assert (view["state"], view["health"]) == ("REMOVED", "removed")
+
+
+def test_a_misspelled_label_is_no_good_news(capsys: pytest.CaptureFixture[str]) -> None:
+    marked = Node("n2", "IDLE", comment="[sres health-status=pending-replacement fault-type=xid]")
+    cluster = Fake(FakeSlurm([Node("n1", "IDLE"), marked]), status("n1", "n2"))
+    assert call(["node", "list", "--health-status", "pending"], cluster) == 0
+    out = capsys.readouterr().out
+    assert (
+        out == "no node has health-status 'pending'; they have pending-replacement, schedulable\n"
+    )
+    words = ["--health-status", "schedulable", "--fault-type", "xid"]
+    assert call(["node", "list", *words], cluster) == 0
+    assert capsys.readouterr().out == "no such node\n"
 
 
 def test_without_sresctld_slurms_word_is_shown(capsys: pytest.CaptureFixture[str]) -> None:

@@ -311,6 +311,29 @@ def test_the_same_with_a_crash_after_each_step(tmp_path: Path, runs: dict[Path, 
     assert changes == ["set_node", "shrink", "set_node", "set_node"]
 
 
+def test_a_stopped_run_that_does_not_end_is_seen_after_hours(
+    sresctld: Controller, runs: dict[Path, Run], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else `sres status` has its node replaced in 0 s, and the log a line for each look."""
+    sresctld.is_dead("n3")
+    for _ in range(2):
+        sresctld.cycle()
+    (stopped,) = runs
+    sresctld.slurm.set_node(["n3"], state="resume")
+    sresctld.cycle()
+    assert sresctld.incident.state is NodeState.HEALTHY
+    monkeypatch.setattr(program, "is_unfinished", lambda directory, _: directory == stopped)
+    sresctld.clock.pass_time(7200.0)
+    sresctld.everybody_beats()
+    sresctld.slurm.set_node(["n3"], state="fail", reason=REPLACE)
+    for _ in range(3):
+        sresctld.cycle()
+    assert sresctld.journal.state_of("n3") is NodeState.EMPTY
+    seen = sresctld.observe()
+    assert isinstance(seen, ClusterSnapshot) and seen.repairs.stopped == {"n3"}
+    assert not runs
+
+
 def test_a_node_that_beats_again_before_its_mark_is_left_alone(sresctld: Controller) -> None:
     sresctld.is_dead("n3")
     seen = sresctld.observe()

@@ -277,13 +277,14 @@ def test_a_run_that_ended_well() -> None:
     [
         (Run("ended", 3, "first\nno spare left"), "the program exited 3: no spare left"),
         (Run("ended", 1), "the program exited 1: it printed nothing"),
-        (Run("lost"), "the program disappeared: it printed nothing"),
+        (Run("lost"), "the program disappeared: it printed nothing; the node may be repaired"),
     ],
 )
 def test_a_run_that_failed_is_tried_again_later(run: Run, says: str) -> None:
     move = advance(replacing(run))
     assert (move.event, move.next_try) == (NodeEvent.REPLACEMENT_FAILED, NOW + 60)
     assert move.reason.startswith(says)
+    assert move.is_end_unknown is (run.state == "lost")
 
 
 def test_the_wait_doubles_and_there_is_an_end() -> None:

@@ -71,7 +71,7 @@ def test_an_incident_from_detected_to_closed(tmp_path: Path) -> None:
         assert (newest["kind"], newest["text"]) == (event, "why")
         assert newest["data"] == {"state": state}
     closed = journal.apply(first.id, NodeEvent.CLOSED, "back", 20.0)
-    assert msgspec.structs.astuple(closed.times) == (5.0, 10.0, 12.0, 13.0, 14.0, 20.0, 0.0)
+    assert msgspec.structs.astuple(closed.times) == (5.0, 10.0, 12.0, 13.0, 14.0, 20.0, 0.0, 0.0)
     assert closed.ended_by is NodeEvent.CLOSED
     assert journal.incidents() == [second]
     assert len(journal.incidents(open_only=False)) == 2
@@ -180,6 +180,19 @@ def test_a_start_in_which_nothing_was_begun_counts_for_nothing(tmp_path: Path) -
     assert (known.unbegun, known.tries) == ((2,), 2)
     assert journal.starts(0.0) == ((21.0, "n1"), (23.0, "n1"))
     assert len(journal.repairs(0.0)) == 1
+
+
+def test_a_try_without_an_exit_code_is_remembered_until_the_next_one(tmp_path: Path) -> None:
+    journal = Journal(tmp_path / "journal.db")
+    number = detected(journal).id
+    for at, event in enumerate((NodeEvent.MARKED, NodeEvent.EMPTIED, NodeEvent.REPLACING), 10):
+        journal.apply(number, event, "", at)
+    lost = IncidentFacts(is_end_unknown=True)
+    known = journal.apply(number, NodeEvent.REPLACEMENT_FAILED, "", 20.0, lost)
+    assert known.is_end_unknown and known.times.run_lost == 20.0
+    for event in (NodeEvent.OCCUPIED, NodeEvent.EMPTIED):
+        assert journal.apply(number, event, "", 21.0).is_end_unknown
+    assert not journal.apply(number, NodeEvent.REPLACING, "", 22.0).is_end_unknown
 
 
 def test_words_of_trainings_are_found_by_their_node(tmp_path: Path) -> None:

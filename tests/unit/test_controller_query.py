@@ -120,7 +120,7 @@ def test_a_dead_node_is_replaced_when_it_was_silent_for_long_enough() -> None:
         ),
         (
             world(MARKED, incidents=(incident(state=NodeState.REPAIRING, run_started=NOW),)),
-            "given up by its program in 60m",
+            "its program stopped for its time limit in 60m",
         ),
         (
             world(MARKED, incidents=(incident(state=NodeState.VALIDATING, run_ended=NOW - 300),)),

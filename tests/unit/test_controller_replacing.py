@@ -315,6 +315,42 @@ def test_a_person_who_asks_gets_a_living_node_replaced() -> None:
     assert len(actions(seen, act.StartReplacement)) == 1
 
 
+END_UNKNOWN = incident(
+    state=NodeState.EMPTY,
+    kind="requested",
+    attempts=1,
+    run_started=NOW - 100.0,
+    run_lost=NOW - 70.0,
+    boot_before="boot-0",
+    instance_before="",
+)
+
+
+def test_a_request_whose_repair_left_no_exit_code_is_not_done_twice() -> None:
+    """The disk of sresctld was read-only until its machine was started anew, say."""
+    seen = world(MARKED, agents=(agent(),), incidents=(END_UNKNOWN,))
+    assert actions(seen, act.StartReplacement) == []
+    assert advance(seen).event is NodeEvent.CAME_BACK
+    same_boot = world(MARKED, agents=(agent(boot_id="boot-0"),), incidents=(END_UNKNOWN,))
+    assert len(actions(same_boot, act.StartReplacement)) == 1
+
+
+@pytest.mark.parametrize("kind", ["dead", "requested"])
+def test_a_silent_node_whose_repair_left_no_exit_code_is_given_its_time_to_boot(kind: str) -> None:
+    known = msgspec.structs.replace(END_UNKNOWN, kind=kind)
+    silent = dead(silence=400.0)
+    seen = world(MARKED, incidents=(known,), **silent)
+    assert actions(seen, act.StartReplacement) == []
+    long_ago = msgspec.structs.replace(known.times, run_started=NOW - 999.0, run_lost=NOW - 950.0)
+    later = msgspec.structs.replace(known, times=long_ago)
+    assert len(actions(world(MARKED, incidents=(later,), **silent), act.StartReplacement)) == 1
+    exited = msgspec.structs.replace(
+        known, times=msgspec.structs.replace(known.times, run_lost=0.0)
+    )
+    failed = world(MARKED, incidents=(exited,), **silent)
+    assert len(actions(failed, act.StartReplacement)) == 1
+
+
 def test_a_node_that_comes_and_goes_is_left_to_a_person() -> None:
     seen = world(MARKED, agents=(agent(),), incidents=(EMPTY,), flaps={"n1": 2})
     assert advance(seen).event is NodeEvent.CAME_BACK

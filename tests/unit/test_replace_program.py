@@ -251,6 +251,43 @@ def test_a_disk_that_is_full_at_the_end_keeps_the_exit_code(
     assert ended(directory).rc == 7
 
 
+def test_an_exit_code_waits_for_a_disk_however_long(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A disk that turned read-only is mended after a night: the node was replaced by then."""
+    tries: list[int] = []
+
+    def is_read_only(path: Path, text: str) -> None:
+        tries.append(1)
+        if len(tries) < 5000:
+            raise OSError(errno.EROFS, "Read-only file system")
+        program.write_in_place(path, text)
+
+    monkeypatch.setattr(program_runner, "RESULT_AGAIN_SECONDS", 0.0)
+    monkeypatch.setattr(program_runner, "write_in_place", is_read_only)
+    program_runner._leave_result(tmp_path / "rc", 7)
+    assert (tmp_path / "rc").read_text().strip() == "7"
+    # Where the directory is gone no later look would find it.
+    monkeypatch.setattr(program_runner, "write_in_place", program.write_in_place)
+    program_runner._leave_result(tmp_path / "gone" / "rc", 7)
+
+
+def test_a_runner_that_cannot_say_that_it_runs_starts_nothing(
+    tmp_path: Path, script: Callable[[str], list[str]]
+) -> None:
+    """Its run counts as one that has begun nothing, and is begun again."""
+    directory = tmp_path / "1-1"
+    program.THIS_HOST.make(directory)
+    (directory / "runner").unlink()
+    (directory / "runner").mkdir()
+    runner = [sys.executable, "-m", "slurm_resilience.replace.program_runner"]
+    line = [*script(f"touch {tmp_path}/began"), "replace", "n7"]
+    program.THIS_HOST.spawn(directory, [*runner, str(directory), "60", "--", *line])
+    until(lambda: program.status(directory, time.time()).state != "running", "the run ends")
+    assert program.status(directory, time.time()).state == "unbegun"
+    assert not (tmp_path / "began").exists()
+
+
 _ON_A_FULL_DISK = """\
 import os, pathlib, sys, time
 from slurm_resilience.replace import program

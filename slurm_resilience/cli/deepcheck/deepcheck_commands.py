@@ -27,7 +27,12 @@ from slurm_resilience.cli.deepcheck.pacing_commands import (
     watch_deep_checks,
 )
 from slurm_resilience.cli.deepcheck.speed_command import measure_node_speeds
-from slurm_resilience.cli.shared_options import config_option, format_option, hostlist_argument
+from slurm_resilience.cli.shared_options import (
+    NumberRange,
+    config_option,
+    format_option,
+    hostlist_argument,
+)
 from slurm_resilience.cli.tables import print_json, table, tell, user_name
 from slurm_resilience.errors import UsageError
 
@@ -72,7 +77,7 @@ def list_deep_checks(form: str) -> None:
 @click.option(
     "--wait",
     "wait_minutes",
-    type=click.FloatRange(0, 10080),
+    type=NumberRange(0, 10080),
     default=0,
     show_default=True,
     help="Minutes to wait for the jobs on busy nodes.",
@@ -81,7 +86,7 @@ def list_deep_checks(form: str) -> None:
 @profile_option
 @click.option(
     "--threshold",
-    type=click.FloatRange(0, min_open=True),
+    type=NumberRange(0, min_open=True),
     metavar="GB/S",
     help="Bus bandwidth that nodes have to reach together.",
 )

@@ -7,6 +7,8 @@ from typing import Any, TypeVar
 
 import click
 
+from slurm_resilience.cli.shared_options import NumberRange
+
 F = TypeVar("F", bound=Callable[..., Any])
 
 LOG_DIRECTORY = "/var/log/slurm-resilience"
@@ -31,7 +33,7 @@ only_option = click.option(
 
 seconds_option = click.option(
     "--seconds",
-    type=click.FloatRange(1, 86400),
+    type=NumberRange(1, 86400),
     default=60,
     show_default=True,
     help="Time for which each load runs.",

@@ -21,7 +21,7 @@ from slurm_resilience.cli.deepcheck.deepcheck_options import (
     seconds_option,
     set_aside_option,
 )
-from slurm_resilience.cli.shared_options import config_option, hostlist_argument
+from slurm_resilience.cli.shared_options import NumberRange, config_option, hostlist_argument
 from slurm_resilience.cli.tables import tell
 
 if TYPE_CHECKING:
@@ -45,7 +45,7 @@ def _door(cluster: ClusterView) -> MaintenanceClient:
 @click.option(
     "--every",
     "every_days",
-    type=click.FloatRange(0, 3650),
+    type=NumberRange(0, 3650),
     default=7,
     show_default=True,
     help="Days after which a node that has passed is checked again; 0: never.",
@@ -53,7 +53,7 @@ def _door(cluster: ClusterView) -> MaintenanceClient:
 @click.option(
     "--after-jobs",
     "job_hours",
-    type=click.FloatRange(0, 8760),
+    type=NumberRange(0, 8760),
     default=0,
     show_default=True,
     help="Hours after which a node that has run a job is checked again; 0: never.",
@@ -73,7 +73,7 @@ def _door(cluster: ClusterView) -> MaintenanceClient:
 @click.option(
     "--speed-every",
     "speed_hours",
-    type=click.FloatRange(0, 8760),
+    type=NumberRange(0, 8760),
     default=0,
     show_default=True,
     help="Hours after which the speeds of all idle nodes are measured again; 0: never.",

@@ -8,9 +8,14 @@ import click
 import msgspec
 
 from slurm_resilience.cli.controller import ClusterView, pass_cluster
-from slurm_resilience.cli.shared_options import config_option, format_option, hostlist_argument
+from slurm_resilience.cli.shared_options import (
+    NumberRange,
+    config_option,
+    format_option,
+    hostlist_argument,
+)
 from slurm_resilience.cli.tables import heading, print_json
-from slurm_resilience.errors import NotPermitted, SresError, UsageError, WireError
+from slurm_resilience.errors import NotPermitted, SresError, WireError
 from slurm_resilience.wire.frames import UNREADABLE
 from slurm_resilience.wire.messages import ChangeDrill, DrillAnswer
 
@@ -29,7 +34,7 @@ def drill() -> None:
 @hostlist_argument
 @click.option(
     "--minutes",
-    type=click.FloatRange(0, MAX_MINUTES, min_open=True),
+    type=NumberRange(0, MAX_MINUTES, min_open=True),
     default=10,
     show_default=True,
     help=f"Length; at most {MAX_MINUTES}. It ends by itself.",
@@ -42,8 +47,6 @@ def open_drill(cluster: ClusterView, hostlist: str, minutes: float, form: str) -
 
     Lines count then that programs write into a node's kernel log.
     """
-    if not minutes <= MAX_MINUTES:
-        raise UsageError("--minutes is a number")  # click lets `nan` through
     _change(cluster, hostlist, ChangeDrill("open", minutes * 60), form)
 
 

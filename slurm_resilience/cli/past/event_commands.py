@@ -10,21 +10,28 @@ import click
 
 from slurm_resilience.cli.controller import ClusterView, pass_cluster
 from slurm_resilience.cli.node_read import events_table
-from slurm_resilience.cli.past.pages_of import newest
-from slurm_resilience.cli.shared_options import ID, config_option, format_option
-from slurm_resilience.cli.tables import print_json
+from slurm_resilience.cli.past.pages_of import check_known, newest
+from slurm_resilience.cli.shared_options import (
+    ID,
+    config_option,
+    format_option,
+    optional_hostlist_argument,
+)
+from slurm_resilience.cli.tables import plain, print_json
 from slurm_resilience.clock import SYSTEM_CLOCK
 from slurm_resilience.errors import UsageError
 from slurm_resilience.wire.messages import StatusRequest
 
 _AGO = re.compile(r"(\d{1,9})([smhd])")
+MAX_SHOWN = 50
+"""Characters of a kind that there is not."""
 _LOOKED_THROUGH = 1000
 """Events from which the kinds are taken that may have been meant."""
 _UNIT_SECONDS = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 
 
 @click.command()
-@click.argument("hostlist", required=False)
+@optional_hostlist_argument
 @click.option("--kind", "kinds", multiple=True, metavar="EVENT", help="Of this kind; repeatable.")
 @click.option("--job", type=ID, help="Of this job.")
 @click.option("--incident", type=ID, help="Of this incident.")
@@ -52,9 +59,11 @@ def events(
         kinds=kinds,
         job=job or 0,
         incident=incident or 0,
-        since=moment(since, now) if since else 0.0,
+        since=moment(since, now) if since is not None else 0.0,
     )
     found = newest(cluster, request, "events")
+    if not found:
+        check_known(cluster, hostlist)
     if form == "json":
         print_json(found)
     elif found or not kinds:
@@ -71,9 +80,9 @@ def no_event_of(kinds: Collection[str], known: Collection[str]) -> str:
         kinds: that were asked for.
         known: of the newest events of all.
     """
-    asked = ", ".join(kinds)
+    asked = ", ".join(kind[:MAX_SHOWN] or "''" for kind in kinds)
     others = f"; the newest events are of: {', '.join(sorted(known))}" if known else ""
-    return f"no event of kind {asked}{others} (docs/administrator.md lists all kinds)"
+    return plain(f"no event of kind {asked}{others} (docs/administrator.md lists all kinds)")
 
 
 def moment(text: str, now: float) -> float:

@@ -9,8 +9,13 @@ import click
 
 from slurm_resilience.cli.controller import ClusterView, pass_cluster
 from slurm_resilience.cli.node_read import events_table
-from slurm_resilience.cli.past.pages_of import newest
-from slurm_resilience.cli.shared_options import ID, config_option, format_option
+from slurm_resilience.cli.past.pages_of import check_known, newest
+from slurm_resilience.cli.shared_options import (
+    ID,
+    config_option,
+    format_option,
+    optional_hostlist_argument,
+)
 from slurm_resilience.cli.tables import clock_time, duration, field, print_json, table
 from slurm_resilience.clock import SYSTEM_CLOCK
 from slurm_resilience.wire.messages import StatusRequest
@@ -24,7 +29,7 @@ def incident() -> None:
 
 
 @incident.command("list")
-@click.argument("hostlist", required=False)
+@optional_hostlist_argument
 @click.option("--open", "is_open", is_flag=True, help="Only those that are under way.")
 @click.option("--limit", type=click.IntRange(1, 100_000), default=100, show_default=True)
 @format_option
@@ -36,6 +41,8 @@ def list_incidents(
     """List the newest incidents, oldest first."""
     request = StatusRequest("incidents", hostlist or "", limit, is_open=is_open)
     found = newest(cluster, request, "incidents")
+    if not found:
+        check_known(cluster, hostlist)
     if form == "json":
         print_json(found)
     elif found:
@@ -87,7 +94,9 @@ def _sheet(one: dict[str, Any], now: float) -> Iterator[str]:
         return field(title, text, indent=2)
 
     yield line("fault", f"{one['kind']}: {one['reason']}")
-    yield line("action", f"{one['action']}, {one['attempts']} tries")
+    yield line(
+        "action", f"{one['action']}, {one['attempts']} {'try' if one['attempts'] == 1 else 'tries'}"
+    )
     end = f", ended {clock_time(one['closed'], now)} ({one['ended_by']})" if one["closed"] else ""
     yield line("times", f"opened {clock_time(one['opened'], now)}{end}; {_lasted(one, now)}")
     before = [one[key] for key in ("instance_before", "boot_id_before") if one.get(key)]

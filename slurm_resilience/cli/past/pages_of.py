@@ -7,6 +7,7 @@ from typing import Any
 import msgspec
 
 from slurm_resilience.cli.controller import ClusterView, ask_page
+from slurm_resilience.errors import SlurmError
 from slurm_resilience.wire.messages import StatusRequest
 
 
@@ -29,3 +30,17 @@ def newest(cluster: ClusterView, request: StatusRequest, name: str) -> list[dict
             )
             found += page.data[name]
     return found[: request.limit][::-1]
+
+
+def check_known(cluster: ClusterView, hostlist: str | None) -> None:
+    """Refuse a list with a node that neither Slurm nor the journal knows: nothing is told of it,
+    and a misspelled name would look like good news. Where Slurm cannot be asked, all is taken.
+
+    Raises:
+        NotFound: which nodes.
+    """
+    if hostlist is not None:
+        try:
+            cluster.named_or_removed(hostlist)
+        except SlurmError:
+            return

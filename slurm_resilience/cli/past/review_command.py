@@ -9,7 +9,11 @@ import click
 
 from slurm_resilience.cli.controller import ClusterView, pass_cluster
 from slurm_resilience.cli.past.pages_of import newest
-from slurm_resilience.cli.shared_options import config_option, format_option
+from slurm_resilience.cli.shared_options import (
+    config_option,
+    format_option,
+    optional_hostlist_argument,
+)
 from slurm_resilience.cli.tables import clock_time, count, duration, print_json, table
 from slurm_resilience.clock import SYSTEM_CLOCK
 from slurm_resilience.wire.messages import StatusRequest
@@ -24,7 +28,7 @@ _AGREES = {True: "yes", False: "no", None: ""}
 
 
 @click.command()
-@click.argument("hostlist", required=False)
+@optional_hostlist_argument
 @click.option("--limit", type=click.IntRange(1, 10_000), default=100, show_default=True)
 @format_option
 @config_option

@@ -295,6 +295,7 @@ class NodeActs:
             mark_reason_at=node.reason_at if node is not None and is_mark else None,
             is_flap=True if action.event is NodeEvent.CAME_BACK else None,
             is_unbegun=action.is_unbegun,
+            is_end_unknown=action.is_end_unknown,
             reason_at=(node.reason_at if node else "") if ends else None,
             output=run.output if run and run.state != "running" else "",
         )

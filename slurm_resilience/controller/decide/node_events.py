@@ -9,6 +9,8 @@ from collections.abc import Collection, Iterator, Mapping
 from math import inf
 from typing import Literal
 
+import msgspec
+
 from slurm_resilience.config import Config, RecoveryMode
 from slurm_resilience.controller.actions import (
     Action,
@@ -356,8 +358,10 @@ def _from_repairing(
         yield _move(incident, NodeEvent.REPLACED, _success_of(run))
     else:
         is_tried, has_begun = run.state == "ended", run.state != "unbegun"
-        cause = _failure_of(run)
-        yield _failed(snapshot, config, incident, cause, is_tried=is_tried, has_begun=has_begun)
+        failed = _failed(
+            snapshot, config, incident, _failure_of(run), is_tried=is_tried, has_begun=has_begun
+        )
+        yield msgspec.structs.replace(failed, is_end_unknown=run.state == "lost")
 
 
 def _success_of(run: Run) -> str:
@@ -368,7 +372,8 @@ def _failure_of(run: Run) -> str:
     last_line = (run.output.splitlines()[-1:] or ["it printed nothing"])[0][:MAX_OUTPUT]
     endings = {"lost": "disappeared", "unbegun": "did not start"}
     ending = endings.get(run.state, f"exited {run.rc}")
-    return f"{run.by} {ending}: {last_line}"
+    doubt = "; the node may be repaired all the same" if run.state == "lost" else ""
+    return f"{run.by} {ending}: {last_line}{doubt}"
 
 
 def _failed(

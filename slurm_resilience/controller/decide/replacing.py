@@ -22,6 +22,7 @@ from slurm_resilience.controller.actions import (
 from slurm_resilience.controller.decide.breaker import SHOWN_NODES
 from slurm_resilience.controller.decide.escalation import is_worn_out
 from slurm_resilience.controller.decide.node_lifecycle import NodeEvent, NodeState
+from slurm_resilience.controller.decide.node_validation import return_seconds
 from slurm_resilience.controller.diagnose import (
     is_speaking,
     life_of,
@@ -92,28 +93,39 @@ def _fault_stands(
     if _counted(snapshot, node.name, life.silence) < config.replace.silent_for:
         text = f"{life.reason}; it is given {config.replace.silent_for:.0f} s to come back"
         return Readiness("wait", text, is_aging)
+    seconds = return_seconds(config)
+    if incident.is_end_unknown and snapshot.now - incident.times.run_lost < seconds:
+        text = f"how its last repair ended is not known: it is given {seconds:.0f} s to come back"
+        return Readiness("wait", text, is_aging)
     return Readiness("start", life.reason)
 
 
 def is_still_asked_for(snapshot: ClusterSnapshot, config: Config, incident: Incident) -> bool:
     """Tell whether a person's request stands by itself, whatever the node shows.
 
-    Once a repair has ended well, and another machine is there or none can be looked at, the node is
-    judged as after a fault: who asked for one machine must not get a second one for that.
+    Once a repair has ended well, or its end is not known, and another machine is there or none can
+    be looked at, the node is judged as after a fault: who asked for one machine must not get a
+    second one for that.
     """
     if incident.kind != "requested" or _is_another_machine(snapshot, incident):
         return False
     times = incident.times
     has_ended_well = 0.0 < times.run_started <= times.run_ended
-    return not has_ended_well or is_speaking(snapshot, config.detect, incident.node)
+    may_be_repaired = has_ended_well or incident.is_end_unknown
+    return not may_be_repaired or is_speaking(snapshot, config.detect, incident.node)
 
 
 def _is_another_machine(snapshot: ClusterSnapshot, incident: Incident) -> bool:
     """Tell whether a replacement that has failed brought another machine all the same: what kept
-    that one out may be mended by now, and then there is nothing left to ask for."""
-    agent, before = snapshot.agents.get(incident.node), incident.before.instance
+    that one out may be mended by now, and then there is nothing left to ask for. After a repair
+    whose end is not known another boot tells so much, too."""
+    agent, before = snapshot.agents.get(incident.node), incident.before
+    if agent is None:
+        return False
+    if incident.is_end_unknown and before.boot_id not in ("", agent.boot_id):
+        return True
     is_tried = bool(incident.tries) and incident.action == REPLACE
-    return is_tried and agent is not None and before not in ("", agent.instance)
+    return is_tried and before.instance not in ("", agent.instance)
 
 
 def _is_due(snapshot: ClusterSnapshot, config: Config, incident: Incident) -> bool:

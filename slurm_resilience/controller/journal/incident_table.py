@@ -117,6 +117,8 @@ class IncidentTable:
         if event in _STAMPS:
             ended = facts.run_ended if event is NodeEvent.REPLACED else None
             stamps[_STAMPS[event]] = ended or at
+        if facts.is_end_unknown:
+            stamps["run_lost"] = facts.run_ended or at
         changes: dict[str, Any] = {
             name: value
             for name in (

@@ -36,6 +36,8 @@ class IncidentTimes(msgspec.Struct, frozen=True):
     closed: float = 0.0
     put_back: float = 0.0
     """A person put the node back during a pause: what was found until then was answered then."""
+    run_lost: float = 0.0
+    """An attempt was found to be over, and left no exit code."""
 
 
 class Incident(msgspec.Struct, frozen=True):
@@ -74,6 +76,11 @@ class Incident(msgspec.Struct, frozen=True):
         return self.attempts - len(self.unbegun)
 
     @property
+    def is_end_unknown(self) -> bool:
+        """The last attempt left no exit code: the node may be repaired all the same."""
+        return 0.0 < self.times.run_started <= self.times.run_lost
+
+    @property
     def is_unbegun(self) -> bool:
         """Nothing was begun in the last attempt."""
         return self.attempts in self.unbegun
@@ -92,6 +99,8 @@ class IncidentFacts(msgspec.Struct, frozen=True):
     is_flap: bool | None = None
     is_unbegun: bool = False
     """In the attempt that is over nothing was begun."""
+    is_end_unknown: bool = False
+    """The attempt that is over left no exit code."""
     output: str = ""
     """The end of what the replacement program printed: kept with the event."""
 

@@ -126,7 +126,7 @@ def _of_incident(
             return NextAct("marked", because, _ANSWERS, waits_for="Slurm")
         case NodeState.REPAIRING:
             due = times.run_started + limits.timeout
-            return NextAct("given up by its program", because, "the program ends before", due)
+            return NextAct("its program stopped for its time limit", because, "it ends before", due)
         case NodeState.VALIDATING:
             progress = validation_progress(snapshot, config, incident)
             if progress is ValidationProgress.IMPOSSIBLE:

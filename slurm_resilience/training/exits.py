@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import sys
 from typing import NoReturn
 
 from slurm_resilience.launcher import exit_codes
@@ -11,6 +10,7 @@ from slurm_resilience.mesh.mesh import Mesh
 from slurm_resilience.mesh.model import GenerationEnd
 from slurm_resilience.mesh.rendezvous import Rendezvous
 from slurm_resilience.training.participant import Participant
+from slurm_resilience.training.recovery import log_lines
 
 log = logging.getLogger("sres.training")
 
@@ -48,7 +48,7 @@ class Exits:
 
     def stopped(self, reason: str) -> NoReturn:
         """Another process gave the training up."""
-        sys.stderr.write(f"sres: the training gave up: {reason}\n")
+        log_lines.write(f"sres: the training gave up: {reason}\n")
         self._leave(exit_codes.STOP)
 
     def done(self) -> None:
@@ -62,6 +62,5 @@ class Exits:
 
     def _leave(self, code: int) -> NoReturn:
         self._mesh.close()
-        sys.stdout.flush()
-        sys.stderr.flush()
+        log_lines.write_out()
         raise SystemExit(code)

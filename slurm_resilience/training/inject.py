@@ -16,7 +16,6 @@ from __future__ import annotations
 import os
 import re
 import signal
-import sys
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -26,6 +25,7 @@ import msgspec
 
 from slurm_resilience.clock import SYSTEM_CLOCK
 from slurm_resilience.errors import UsageError
+from slurm_resilience.training.recovery import log_lines
 
 VARIABLE = "SRES_INJECT"
 ONCE = "SRES_INJECT_ONCE"
@@ -184,11 +184,10 @@ def _look(phase: str, step: int, rank: int) -> None:
             _state.fired.add(i)
             if not _first(i):
                 continue
-            sys.stdout.flush()
+            log_lines.write_out()
             where = f"rank {rank}, step {step}, {phase}"
             # In one piece: between the text and the newline of a print, other threads write theirs.
-            sys.stderr.write(f"sres: injected fault ({where}): {rule}\n")
-            sys.stderr.flush()
+            log_lines.write(f"sres: injected fault ({where}): {rule}\n")
             _happen(rule)
 
 

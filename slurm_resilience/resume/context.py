@@ -13,6 +13,7 @@ from slurm_resilience.resume.allocation.allocation import Allocation
 from slurm_resilience.resume.report import EventLog
 from slurm_resilience.resume.srun.command import AttemptCommand
 from slurm_resilience.resume.srun.host_calls import HostCalls
+from slurm_resilience.resume.srun.quiet_lines import quietness
 from slurm_resilience.resume.srun.srun_options import SrunCommand
 from slurm_resilience.resume.srun.standard_input import StandardInput
 from slurm_resilience.resume.srun.step import SrunStep
@@ -45,6 +46,11 @@ class SupervisorContext(msgspec.Struct, frozen=True):
     reports: TaskReports = msgspec.field(default_factory=TaskReports)
     """The words of slurmstepd on the tasks."""
     host_calls: HostCalls = msgspec.field(default_factory=HostCalls)
+
+    @property
+    def quiet(self) -> int:
+        """Return how often the user said --quiet."""
+        return quietness(self.command)
 
     def user_ended(self, step: SrunStep, stopped_by_us: bool) -> str:
         """Return the name of the user's signal that ended this step; empty: none did.

@@ -144,12 +144,13 @@ def start_first_step(
             argv,
             environment,
             context.wake.set,
-            relay_stderr=not command.has("pty"),
+            has_terminal=command.has("pty"),
             on_news=context.wake.set if lives else lambda: None,
             clock=context.clock,
             stdin=stdin,
             name=f"{attempt.job}.",
             reports=reports,
+            quiet=context.quiet,
         )
         signals.steps = [step]
     return step
@@ -199,6 +200,7 @@ def start_companion_step(
             name=f"{part.job}.",
             reports=reports,
             numbers=part_numbers(context.command, context.environment, attempt, part),
+            quiet=context.quiet,
         )
         signals.steps.append(step)
     return step

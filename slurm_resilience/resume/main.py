@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import gc
 import os
+import signal
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -56,6 +57,9 @@ def main() -> None:
 def run(srun: str, args: Sequence[str]) -> int:
     """Call `start.supervise` at a process border: errors become a line and a code."""
     _open_standard_streams()
+    # Where the caller ignores it, the kernel keeps no child's exit code, and Python takes each one
+    # for 0: the program would have ended well, whatever it did, and Slurm have taken every order.
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     # Nothing of what is loaded is garbage: to look for some is a sixth of the time. On again in
     # `start.load_late`.
     gc.disable()

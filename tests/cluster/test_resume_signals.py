@@ -379,14 +379,30 @@ def test_a_signal_during_the_diagnosis(site: Site, strike: signal.Signals) -> No
 # --- scancel and the like -------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("words", "code"), [([], 137), (["-s", "INT"], 130)])
-def test_a_cancelled_step_is_not_brought_back(any_site: Site, words: list[str], code: int) -> None:
+@pytest.mark.parametrize(
+    ("words", "options", "code"),
+    [([], [], 137), (["-s", "INT"], [], 130), ([], ["-Q", "-e", "none"], 137)],
+)
+def test_a_cancelled_step_is_not_brought_back(
+    any_site: Site, words: list[str], options: list[str], code: int
+) -> None:
     def cancel(_: subprocess.Popen[str]) -> None:
         any_site.lab.run(["scancel", *words, any_site.steps()[-1]])
 
-    plain, supervised = any_site.acted_on(cancel, SLEEP, "-n1")
+    plain, supervised = any_site.acted_on(cancel, SLEEP, *options, "-n1")
     assert supervised.code == plain.code == code
+    assert supervised.alike == plain.alike or not options
     assert "recovered" not in supervised.stderr
+
+
+def test_a_cancelled_step_with_a_terminal_is_not_brought_back(site: Site) -> None:
+    def strike(terminal: Terminal) -> None:
+        terminal.expect("up\r\n")
+        site.lab.run(["scancel", site.steps()[-1]])
+
+    plain, supervised = keys(site, ["--pty", "-n1", "sh", "-c", SLEEP], strike)
+    assert plain.code == supervised.code == 137
+    assert "attempt 2" not in supervised.seen
 
 
 def test_scancel_with_a_signal(site: Site) -> None:
@@ -571,6 +587,8 @@ def test_variables_of_python_are_the_programs(site: Site, name: str, value: str)
         "exec 2000>&1; $SRUN -n1 echo x",
         # No file may grow: there is no fence then, which is told.
         "ulimit -f 0; $SRUN -n1 echo x 2>/dev/null",
+        # A parent that wants to hear nothing of its children: the kernel keeps no exit code then.
+        "trap '' CHLD; $SRUN -n1 sh -c 'echo x; exit 7' 2>/dev/null",
     ],
 )
 def test_odd_calls(site: Site, script: str) -> None:

@@ -26,6 +26,23 @@ def test_python_leaves_no_variable_of_its_own(before: dict[str, str], shown: str
     assert done.stdout.strip() == shown
 
 
+def test_exit_codes_are_told_where_the_caller_wants_none() -> None:
+    """A process that ignores SIGCHLD gets none of its children from the kernel: Python says 0."""
+    text = (
+        "import signal, subprocess; signal.signal(signal.SIGCHLD, signal.SIG_IGN); "
+        "from slurm_resilience.resume import main; print(main.run('srun', []), "
+        "subprocess.call(['sh', '-c', 'exit 7']))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-I", "-c", text],
+        env={"SRES_CONFIG": "/nonexistent"},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert done.stdout.split()[1] == "7", done
+
+
 def test_slurms_commands_are_those_beside_srun(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

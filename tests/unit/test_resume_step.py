@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import pty
 import signal
 import threading
 from collections.abc import Callable
@@ -326,11 +327,25 @@ def test_the_end_by_slurm_is_news_while_srun_waits_for_a_lost_node(line: str) ->
     assert step.wait(30)
 
 
-def test_a_step_with_a_terminal_of_its_own_has_its_errors_left_alone() -> None:
-    ended = threading.Event()
-    step = SrunStep(["sh", "-c", "exit 4"], os.environ, ended.set, relay_stderr=False)
-    assert ended.wait(30)
+def test_an_srun_has_the_terminal_and_is_read_all_the_same() -> None:
+    """A person's cancel of a step with --pty is in srun's standard error alone."""
+    source, terminal = pty.openpty()
+    ended, saved = threading.Event(), [os.dup(number) for number in (1, 2)]
+    program = "test -t 1 && echo 'srun: Job step aborted: Waiting' >&2; exit 4"
+    try:
+        for number in (1, 2):
+            os.dup2(terminal, number)
+        step = SrunStep(["sh", "-c", program], os.environ, ended.set, has_terminal=True)
+        assert ended.wait(30)
+    finally:
+        for number, own in zip((1, 2), saved, strict=True):
+            os.dup2(own, number)
+            os.close(own)
+        os.close(terminal)
+    assert os.read(source, 1000).decode() == "srun: Job step aborted: Waiting\r\n"
+    os.close(source)
     assert step.code == 4
+    assert step.aborted
 
 
 def test_labels_of_a_part_count_on(capfd: pytest.CaptureFixture[str]) -> None:

@@ -237,6 +237,7 @@ class Growth:
                 clock=context.clock,
                 name=f"{companion}.",
                 numbers=join_numbers(context.command, context.environment, self._core, slot),
+                quiet=context.quiet,
             )
             signals.steps.append(step)
         self._sruns[number] = step

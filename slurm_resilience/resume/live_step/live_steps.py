@@ -239,7 +239,13 @@ class LiveSteps:
             wake = context.wake.set
             start = context.host_calls.start_srun
             step = start(
-                argv, environment, wake, on_news=wake, clock=context.clock, numbers=numbers
+                argv,
+                environment,
+                wake,
+                on_news=wake,
+                clock=context.clock,
+                numbers=numbers,
+                quiet=context.quiet,
             )
             context.user_signals.steps.append(step)
         self._sruns[number] = LiveSrun(step, number)

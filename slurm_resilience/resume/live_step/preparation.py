@@ -122,7 +122,13 @@ class Preparation:
             wake = context.wake.set
             begin = context.host_calls.start_srun
             step = begin(
-                argv, environment, wake, on_news=wake, clock=context.clock, numbers=numbers
+                argv,
+                environment,
+                wake,
+                on_news=wake,
+                clock=context.clock,
+                numbers=numbers,
+                quiet=context.quiet,
             )
             until = context.clock.monotonic() + HOLD_SECONDS - LAST_MOMENT_SECONDS
             self._prepared = PreparedJoin(node, dict(variables), file, step, until)

@@ -12,6 +12,7 @@ from slurm_resilience.resume import report
 from slurm_resilience.resume.progress.step_report import VARIABLE as STEPS_VARIABLE
 from slurm_resilience.resume.srun import env_option
 from slurm_resilience.resume.srun.environment import wrapped
+from slurm_resilience.resume.srun.quiet_lines import talking
 from slurm_resilience.resume.srun.srun_options import SrunCommand
 from slurm_resilience.resume.srun.totals import cut_command, cut_environment
 from slurm_resilience.slurm.hostlists import expand, fold
@@ -87,6 +88,7 @@ class AttemptCommand:
             report_to: where slurmstepd tells how tasks end; empty: nowhere. A secret, so it is no
                 word of a command line, which every user may read.
         """
+        command = talking(command)
         # srun's own defaults, and what it hands on with --export=ALL.
         env = dict(environment) | {
             name: value

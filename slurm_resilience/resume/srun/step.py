@@ -18,6 +18,7 @@ from slurm_resilience.clock import Clock, SystemClock
 from slurm_resilience.errors import MissingTool, SresError
 from slurm_resilience.resume import report
 from slurm_resilience.resume.srun.job_log import JobLog
+from slurm_resilience.resume.srun.quiet_lines import QuietLines
 from slurm_resilience.resume.srun.stderr_reader import (
     EndedTasks,
     SrunReport,
@@ -78,6 +79,8 @@ class RelayedOutput(msgspec.Struct):
 
     numbers: TaskNumbers | None
     """Those of its tasks in a whole, for the labels of their lines; None: they are its own."""
+    quiet: int = 0
+    """So often the user said --quiet."""
     size_bytes: int = 0
     srun_ended_at: float = 0.0
     """When srun ended, all of its output passed on or not; 0: it runs."""
@@ -102,22 +105,24 @@ class SrunStep:
         argv: Sequence[str],
         environment: Mapping[str, str],
         on_end: Callable[[], None],
-        relay_stderr: bool = True,
+        has_terminal: bool = False,
         on_news: Callable[[], None] = lambda: None,
         clock: Clock | None = None,
         stdin: int | None = None,
         name: str = "",
         reports: StepReports | None = None,
         numbers: TaskNumbers | None = None,
+        quiet: int = 0,
     ) -> None:
         """
         Args:
             argv: srun and its arguments.
             environment: of srun.
             on_end: called (in a thread) when srun has ended.
-            relay_stderr: read srun's standard error and pass it on, to see what Slurm says of the
-                step. Off for a pseudo terminal, which srun owns. Where standard output goes to the
-                same place it is read too, through the same pipe: else their order would change.
+            has_terminal: its task has a pseudo terminal (--pty), so standard output is srun's own.
+                Standard error is read and passed on, to see what Slurm says of the step; where
+                standard output else goes to the same place it is read too, through the same pipe:
+                their order would change.
             on_news: called (in a thread) when srun has said something of a node or a task, or that
                 Slurm ends the step.
             clock: the time; None: the machine's.
@@ -125,6 +130,7 @@ class SrunStep:
             name: the step's in Slurm, as far as it is known: ``12.`` before Slurm has numbered it.
             reports: what slurmstepd tells of its tasks; None: it tells nothing.
             numbers: of its tasks in a whole, by which srun's labels are to count; None: as they do.
+            quiet: so often the user said --quiet: it prints all, which is left out on the way.
 
         Raises:
             MissingTool: srun cannot be started.
@@ -143,16 +149,16 @@ class SrunStep:
         self.job_outlives_it = False
         """Slurm told that it ends this step, and showed the step's job as running after that: a
         person has cancelled the step, however soon the job ends too."""
-        self._relayed = RelayedOutput(numbers)
+        self._relayed = RelayedOutput(numbers, quiet)
         self._on_end, self._on_news = on_end, on_news
-        self._process = self._launch(argv, environment, stdin, relay_stderr)
+        self._process = self._launch(argv, environment, stdin, has_terminal)
 
     def _launch(
         self,
         argv: Sequence[str],
         environment: Mapping[str, str],
         stdin: int | None,
-        relay_stderr: bool,
+        has_terminal: bool,
     ) -> subprocess.Popen[bytes]:
         parent = os.getpid()
 
@@ -166,9 +172,9 @@ class SrunStep:
 
         # By the number of our own file: the pipe to it. srun writes standard output itself, where
         # it can.
-        shared = _same_file(1, 2)
+        shared = not has_terminal and _same_file(1, 2)
         relayed = (1, 2) if self._relayed.numbers is not None and not shared else (2,)
-        pipes = {number: _pipe() for number in relayed} if relay_stderr else {}
+        pipes = {number: _pipe() for number in relayed}
         sinks = {number: sink for number, (_, sink) in pipes.items()}
         try:
             process = subprocess.Popen(
@@ -372,14 +378,17 @@ class SrunStep:
         """Copy srun's output as it comes to a file of ours, and read along its standard error."""
         relayed = self._relayed
         labels = TaskLabels(relayed.numbers) if relayed.numbers is not None else None
+        lines = QuietLines(relayed.quiet if number == 2 else 0)
         while data := os.read(source, _READ_BYTES):
             relayed.writing.add(number)
-            _write(number, labels.take(data) if labels is not None else data)
+            shown = lines.take(data)
+            _write(number, labels.take(shown) if labels is not None else shown)
             relayed.size_bytes += len(data)
             relayed.writing.discard(number)
             if number == 2 and self._stderr.read(data, self.clock.monotonic()):
                 self._on_news()
-        _write(number, labels.rest() if labels is not None else b"")
+        rest = lines.rest()
+        _write(number, labels.take(rest) + labels.rest() if labels is not None else rest)
         os.close(source)
 
 

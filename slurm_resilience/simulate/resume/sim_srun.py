@@ -112,7 +112,7 @@ class SimSrun(SrunStep):
         argv: Sequence[str],
         environment: Mapping[str, str],
         stdin: int | None,
-        relay_stderr: bool,
+        has_terminal: bool,
     ) -> Any:
         count, self.words = 0, frozenset(argv[1:])
         for word in argv[1:]:

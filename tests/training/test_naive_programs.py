@@ -395,6 +395,41 @@ def test_one_rank_that_changes_its_weights_alone_is_told(run: Program) -> None:
     warned(done, "step 7: replicas differ: rank 1 from rank 0 in model.bias")
 
 
+AHEAD = """
+def ahead(batches):
+    ready, end = queue.Queue(2), object()
+
+    def read():
+        for batch in batches:
+            ready.put(batch)
+        ready.put(end)
+
+    threading.Thread(target=read, daemon=True).start()
+    return iter(ready.get, end)
+"""
+
+
+@pytest.mark.parametrize(
+    ("how", "words"),
+    [
+        ("list({})", "4 batches were read before their steps"),
+        ("ahead({})", "s.loader is read in a thread of the program's own"),
+    ],
+)
+def test_batches_that_are_read_before_their_steps_are_told(
+    run: Program, how: str, words: str
+) -> None:
+    """A fault leaves out what was read and not used, and the training ends early, with success."""
+    source = "s.loader(DATA, global_batch=8, steps=4, epochs=None)"
+    body = USUAL.replace(source, how.format(source))
+    warned(run(body, "import queue, threading\n" + AHEAD), words)
+
+
+def test_what_is_left_over_at_the_end_is_an_update_of_its_own(run: Program) -> None:
+    body = USUAL + "with s.update():\n    opt.step()\n"
+    told_nothing(run(body))
+
+
 # --- torch's own settings -----------------------------------------------------------------------
 
 

@@ -23,6 +23,7 @@ from slurm_resilience.mesh.model import GenerationEnd, View
 from slurm_resilience.mesh.rendezvous import next_training, note_passed, rendezvous_at
 from slurm_resilience.training import inject
 from slurm_resilience.training.exits import Exits
+from slurm_resilience.training.guards import block_functions
 from slurm_resilience.training.interrupter import Interrupter
 from slurm_resilience.training.options import Options
 from slurm_resilience.training.participant import Participant
@@ -91,9 +92,9 @@ def resilient(block: Callable[..., Any] | None = None, **options: Any) -> Any:
         The decorated function. It returns what the block returned.
 
     Raises:
-        UsageError: an unknown option, an environment that makes no sense, or a second call in one
-            process: it would find the place where the ranks meet already over. (A process that
-            is alone may call again.)
+        UsageError: an unknown option, a function that cannot be a block, an environment that makes
+            no sense, or a second call in one process: it would find the place where the ranks
+            meet already over. (A process that is alone may call again.)
         SystemExit: the training gave up (code 76) or this process must be replaced (75).
     """
     if block is not None:
@@ -104,8 +105,11 @@ def resilient(block: Callable[..., Any] | None = None, **options: Any) -> Any:
         raise UsageError(f"resilient: {error}") from None
 
     def decorate(function: Callable[..., T]) -> Callable[..., T | None]:
+        block_functions.refuse(function)
+
         @functools.wraps(function)
         def run(*args: Any, **more: Any) -> T | None:
+            block_functions.refuse_call(function, args, more)
             where = read_environment(os.environ)
             _refuse_again(getattr(function, "__name__", "?"), where.meet)
             runner = BlockRunner(chosen, *_next_training(where))

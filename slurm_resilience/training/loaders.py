@@ -146,8 +146,8 @@ class Loaders:
             self._progress.positions[name] = loader.state_dict()
 
     def _note_taken(self, name: str, loader: ReplayLoader) -> None:
-        """Warn, after two updates of a world, of a program that reads one batch ahead: it is
-        counted to the update before its own, so that a fault leaves it out."""
+        """Warn, after two updates of a world, of a program that reads ahead: its batches are
+        counted to an update before their own, so that a fault leaves them out."""
         taken = self._taken.setdefault(name, [loader.next])
         if len(taken) > UPDATES_LOOKED_AT:
             return
@@ -156,16 +156,31 @@ class Loaders:
         if len(taken) <= UPDATES_LOOKED_AT or is_over or "ahead" in self._told:
             return
         first, second = taken[1] - taken[0], taken[2] - taken[1]
-        if first == second + 1 and second:
+        # By one; or by more, where each update takes one batch. Others may grow on purpose.
+        if first == second + 1 > 1 or first > second == 1:
             self._told.add("ahead")
             log.warning(
-                "loader %r: the first update took %d batches, the second %d: something reads one "
-                "batch ahead, and after a fault that batch is left out. Take each batch in its own "
+                "loader %r: the first update took %d batches, the second %d: something reads "
+                "ahead, and after a fault what it has read is left out. Take each batch in its own "
                 "step; Lightning does where the loader has a length (__len__)",
                 name,
                 first,
                 second,
             )
+
+    def read_elsewhere(self, *, tell: bool) -> None:
+        """Warn of a program whose own thread reads a loader: it reads ahead.
+
+        Args:
+            tell: this rank warns, for all.
+        """
+        if "thread" in self._told or not tell:
+            return
+        self._told |= {"thread", "ahead"}
+        log.warning(
+            "s.loader is read in a thread of the program's own, ahead of its steps: after a fault "
+            "what it has read is left out. Read it in the loop itself; it keeps batches ready"
+        )
 
     def close(self) -> None:
         """End all loaders: the training is over."""

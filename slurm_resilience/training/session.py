@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, TypeVar
 
@@ -48,6 +49,7 @@ class Session:
         self._participant = participant
         self._built = OnceCache(lambda: participant.attempt)
         self._update = Update(participant)
+        self._thread = threading.get_ident()
         self._is_up = False
         """The launcher was told that this process is."""
 
@@ -352,6 +354,8 @@ class Session:
         self.check()
         participant = self._participant
         participant.refuse_void()
+        if threading.get_ident() != self._thread:
+            participant.loaders.read_elsewhere(tell=participant.group.rank == 0)
         batch = next(batches, END)
         if batch is END:
             participant.updates.warn_if_missing()

@@ -21,10 +21,17 @@ class UpdateCount:
         self._batches = 0
         self._updates: int | None = None
         """Since a loader gave a batch; None: no loop over a loader is under way."""
+        self._waiting = 0
+        """Batches since the last update."""
+        self._left_over = 0
+        """Those at the end of the last loop over a loader."""
+        self._updates_after = 0
+        """Updates since that loop was left."""
         self.microbatch_step: MicrobatchStep | None = None
         """The one under way, in a loop over microbatches."""
         self._warned_missing = False
         self._warned_second = False
+        self._warned_list = False
 
     @property
     def after_update(self) -> bool:
@@ -34,12 +41,14 @@ class UpdateCount:
     def batch_given(self) -> None:
         """Count a batch; after many without an update, warn."""
         self._batches += 1
-        self._updates = 0
+        self._updates = self._left_over = 0
+        self._waiting += 1
         if self._batches == MANY_BATCHES:
             self.warn_if_missing()
 
     def loop_left(self) -> None:
         """Note that no loop over a loader is under way."""
+        self._left_over, self._waiting, self._updates_after = self._waiting, 0, 0
         self._updates = None
         self.microbatch_step = None
 
@@ -50,7 +59,9 @@ class UpdateCount:
             tell: this rank warns, for all.
         """
         self._warned_missing = True
+        self._waiting = 0
         if self._updates is None:
+            self._updated_after(tell)
             return
         self._updates += 1
         if self._updates == 2 and not self._warned_second:
@@ -59,6 +70,19 @@ class UpdateCount:
                 log.warning(
                     "two `with s.update():` for one batch: a fault between them skips the second; "
                     "put all optimizers of a batch into one"
+                )
+
+    def _updated_after(self, tell: bool) -> None:
+        """Count an update after a loop that has ended: the first may be for all batches that the
+        loop had left over, a second one is for one that was read long before."""
+        self._updates_after += 1
+        if self._updates_after == 2 and self._left_over > 1 and not self._warned_list:
+            self._warned_list = True
+            if tell:
+                log.warning(
+                    "%d batches were read before their steps (list?): a fault leaves out those "
+                    "that no update has used. Take each batch in its own step",
+                    self._left_over,
                 )
 
     def warn_if_missing(self) -> None:

@@ -393,3 +393,78 @@ def test_one_rank_that_changes_its_weights_alone_is_told(run: Program) -> None:
     )
     done = run(body, options="digest_every=1")
     warned(done, "step 7: replicas differ: rank 1 from rank 0 in model.bias")
+
+
+AHEAD = """
+def ahead(batches):
+    ready, end = queue.Queue(2), object()
+
+    def read():
+        for batch in batches:
+            ready.put(batch)
+        ready.put(end)
+
+    threading.Thread(target=read, daemon=True).start()
+    return iter(ready.get, end)
+"""
+
+
+@pytest.mark.parametrize(
+    ("how", "words"),
+    [
+        ("list({})", "4 batches were read before their steps"),
+        ("ahead({})", "s.loader is read in a thread of the program's own"),
+    ],
+)
+def test_batches_that_are_read_before_their_steps_are_told(
+    run: Program, how: str, words: str
+) -> None:
+    """A fault leaves out what was read and not used, and the training ends early, with success."""
+    source = "s.loader(DATA, global_batch=8, steps=4, epochs=None)"
+    body = USUAL.replace(source, how.format(source))
+    warned(run(body, "import queue, threading\n" + AHEAD), words)
+
+
+def test_what_is_left_over_at_the_end_is_an_update_of_its_own(run: Program) -> None:
+    body = USUAL + "with s.update():\n    opt.step()\n"
+    told_nothing(run(body))
+
+
+# --- torch's own settings -----------------------------------------------------------------------
+
+
+def test_a_fault_in_a_validation_does_not_leave_gradients_off(run: Program) -> None:
+    """Nor the dtype that it has set: ranks, and newcomers, may differ in torch's defaults."""
+    validation = """
+        torch.set_grad_enabled(False)
+        torch.set_default_dtype(torch.float64)
+        dist.barrier()
+        if s.rank and s.step == 2 and s.attempt == 1:
+            raise RuntimeError("in the validation")
+        dist.barrier()
+        torch.set_grad_enabled(True)
+"""
+    ends = set()
+    for fault in ("", "kill:rank=1,step=5,phase=update"):
+        body = USUAL.replace("steps=4", "steps=8") + indent(dedent(validation), " " * 4) + WEIGHTS
+        done = run(body, inject=fault)
+        assert done.returncode == 0, done.stderr[-4000:]
+        assert done.stderr.count("in the validation") >= 1
+        ends |= {line for line in done.stdout.splitlines() if line.startswith("weights")}
+    assert len(ends) == 1
+
+
+def test_torchs_default_device_is_the_programs_own(run: Program) -> None:
+    """Tensors of our own went there too: where it is a GPU, no word of the mesh's groups came."""
+    body = USUAL.replace("steps=4", "steps=8")
+    parts = """
+    def build():
+        torch.manual_seed(0)
+        model = nn.Linear(8, 1)
+        torch.set_default_device("meta")
+        return model, torch.optim.SGD(model.parameters(), 0.01, momentum=0.9)
+    """
+    done = run(body, parts, inject="kill:rank=1,step=3", options="partner_every=2")
+    assert done.returncode == 0, done.stderr[-4000:]
+    assert "fault 1" not in done.stderr, done.stderr[-4000:]
+    assert done.stdout.count("ends at 8") == 2, done.stdout

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from state_ranks import Life, run
 from torch import nn
 
@@ -38,6 +39,21 @@ def test_what_was_on_is_on_again_and_what_was_off_stays_as_it_is() -> None:
     model[0].weight.requires_grad_(True)
     assert picture.on_again() == ()
     assert model[0].weight.requires_grad, "unfrozen in the middle of a training"
+
+
+def test_torchs_own_modes_are_put_back() -> None:
+    """A validation turns gradients off by a call, and a fault comes before it turns them on."""
+    picture = Switches({})
+    dtype = torch.get_default_dtype()
+    try:
+        torch.set_grad_enabled(False)
+        torch.set_default_dtype(torch.bfloat16)
+        picture.on_again()
+        assert torch.is_grad_enabled()
+        assert torch.get_default_dtype() == dtype
+    finally:
+        torch.set_grad_enabled(True)
+        torch.set_default_dtype(dtype)
 
 
 def entered_again(rank: int, _: Any) -> list[Any]:

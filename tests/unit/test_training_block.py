@@ -91,3 +91,40 @@ def test_a_change_of_size_is_told_to_the_script() -> None:
     assert told == [("session", 4, 3), ("session", 3, 2), ("session", 2, 4)]
     runner._options = Options()
     runner._tell_resize(1)
+
+
+async def later(session: Any) -> None:
+    pass
+
+
+def one_by_one(session: Any) -> Any:
+    yield session
+
+
+class Trainer:
+    def fit(self, session: Any) -> str:
+        return "fits"
+
+
+@pytest.mark.parametrize(
+    ("function", "words"),
+    [
+        (later, "returns before it has trained"),
+        (one_by_one, "returns before it has trained"),
+        (Trainer.fit, "would be `self` of a method"),
+    ],
+)
+def test_what_cannot_be_a_block_is_refused_at_once(function: Any, words: str) -> None:
+    """An async function ended at once, with exit code 0, and had trained nothing."""
+    with pytest.raises(UsageError, match=words):
+        block.resilient(function)
+
+
+def test_a_call_that_does_not_fit_is_refused(train: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SRES_MEET", "alone")
+    with pytest.raises(UsageError, match=r"fold\(\): too many.*first argument is the session"):
+        train(1)
+    with pytest.raises(UsageError, match="first argument is the session"):
+        block.resilient(lambda: None)()
+    assert block.resilient(Trainer().fit)() == "trained"
+    assert block.resilient(max)(2) == "trained"

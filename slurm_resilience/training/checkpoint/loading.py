@@ -144,7 +144,7 @@ def _fitting(live: torch.Tensor | None, saved: TensorStorageMetadata, fixed: boo
     """Return a saved tensor's target: the live one, or a new one where that has another shape."""
     if live is not None and (fixed or live.shape == saved.size):
         return live
-    return torch.empty(saved.size, dtype=saved.properties.dtype)
+    return torch.empty(saved.size, dtype=saved.properties.dtype, device="cpu")
 
 
 def _read(reader: FileSystemReader, into: dict[str, Any], team: SaveAgreement) -> None:

@@ -114,7 +114,9 @@ class ProcessGroups:
         Raises:
             RuntimeError: the group was cut, or is another one than it should be.
         """
-        token = torch.ones(1, device="cuda" if self.backend == "nccl" else "cpu")
+        device = "cuda" if self.backend == "nccl" else "cpu"
+        # Neither device nor dtype are left to the program's defaults: ranks may differ in them.
+        token = torch.ones(1, dtype=torch.int64, device=device)
         dist.all_reduce(token)
         # Reading the number waits for the GPU.
         if int(token.item()) != self.view.size:

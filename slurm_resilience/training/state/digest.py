@@ -77,7 +77,9 @@ def _number(data: bytes) -> int:
 def _weights(device: torch.device) -> torch.Tensor:
     generator = torch.Generator().manual_seed(0x5EED)
     low, high = -(1 << 63), (1 << 63) - 1
-    weights = torch.randint(low, high, (BLOCK_WORDS,), dtype=torch.int64, generator=generator)
+    weights = torch.randint(
+        low, high, (BLOCK_WORDS,), dtype=torch.int64, generator=generator, device="cpu"
+    )
     return (weights | 1).to(device)
 
 
@@ -86,7 +88,7 @@ def _words(view: torch.Tensor) -> torch.Tensor:
     rows = 1 if view.device.type == "cpu" else DEVICE_BLOCK_WORDS // BLOCK_WORDS
     step = rows * BLOCK_WORDS * 8
     found = [_block(view[start : start + step]) for start in range(0, view.numel(), step)]
-    return torch.cat(found) if found else torch.empty(0, dtype=torch.int64)
+    return torch.cat(found) if found else torch.empty(0, dtype=torch.int64, device="cpu")
 
 
 def _block(part: torch.Tensor) -> torch.Tensor:

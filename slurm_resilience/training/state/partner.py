@@ -135,7 +135,7 @@ class Exchange:
         self._copies.settle()
 
     def _all_have(self, own: PartnerCopy | None) -> bool:
-        flag = torch.tensor([0 if own is None else 1], dtype=torch.int64)
+        flag = torch.tensor([0 if own is None else 1], dtype=torch.int64, device="cpu")
         if not self._alone:
             self._group.allreduce([flag], torch.distributed.ReduceOp.MIN).wait()
         return bool(flag.item())
@@ -148,10 +148,10 @@ class Exchange:
         """Send the own copy, and receive the one to keep."""
         descriptor = describe.to_bytes(own.descriptor)
         words = [own.step, own.seat, own.part, len(descriptor), own.data.numel()]
-        header = torch.zeros(_HEADER_WORDS, dtype=torch.int64)
-        self._swap([torch.tensor(words)], [header], _HEADER_TAG)
+        header = torch.zeros(_HEADER_WORDS, dtype=torch.int64, device="cpu")
+        self._swap([torch.tensor(words, device="cpu")], [header], _HEADER_TAG)
         step, seat, part, length, size = header.tolist()
-        described = torch.empty(length, dtype=torch.uint8)
+        described = torch.empty(length, dtype=torch.uint8, device="cpu")
         mine = torch.frombuffer(bytearray(descriptor), dtype=torch.uint8)
         self._swap([mine], [described], _DESCRIPTOR_TAG)
         data = self._copies.buffer(size)
@@ -347,7 +347,7 @@ class Partner:
             del self._spare[:-2]
         # Pinned memory lets a GPU write at full speed.
         pin = torch.cuda.is_available()
-        return torch.empty(size, dtype=torch.uint8, pin_memory=pin)
+        return torch.empty(size, dtype=torch.uint8, device="cpu", pin_memory=pin)
 
     def publish(self, one: Round, seconds: float) -> None:
         """Take a round that every rank has whole; called by the exchange."""

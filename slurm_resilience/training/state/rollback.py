@@ -276,6 +276,6 @@ def sample(parameter: torch.Tensor) -> torch.Tensor:
     """Return a copy of some of its bytes, all over it. The odd distance meets each byte of its
     numbers."""
     if nn.parameter.is_lazy(parameter):
-        return torch.empty(0)
+        return torch.empty(0, device="cpu")
     whole = describe.byte_view(parameter)
     return whole[:: whole.numel() // SAMPLE_BYTES | 1].clone()

@@ -1,5 +1,6 @@
 """Turn on again what a block turned off for a while, when a fault took it out meanwhile: train mode
-in an evaluation, `requires_grad` of a GAN's other half.
+in an evaluation, `requires_grad` of a GAN's other half, gradients as such. The default dtype, which
+is changed while a model is loaded, is set back with them.
 
 A picture is taken once a world, so that a step costs nothing. What was off then and is on now
 stays on: a loop that unfreezes a layer later means it.
@@ -10,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
+import torch
 from torch import nn
 
 
@@ -24,6 +26,7 @@ class Switches:
         modules = {name: one for name, one in objects.items() if isinstance(one, nn.Module)}
         self.thawed: tuple[str, ...] = ()
         """Parameters that a fault had left frozen."""
+        self._grad, self._dtype = torch.is_grad_enabled(), torch.get_default_dtype()
         self._training = [part for part in _parts(modules.values()) if part.training]
         self._trained = {
             f"{name}.{path}": parameter
@@ -34,6 +37,10 @@ class Switches:
 
     def on_again(self) -> tuple[str, ...]:
         """Turn on again what was on; note, and return, the parameters that were frozen since."""
+        # In this thread, which is the block's. `with torch.no_grad()` needs it only where a block
+        # is interrupted as it is left.
+        torch.set_grad_enabled(self._grad)
+        torch.set_default_dtype(self._dtype)
         for part in self._training:
             # Not train(True): that would reach parts that are to stay in eval mode.
             part.training = True

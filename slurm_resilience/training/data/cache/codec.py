@@ -244,7 +244,7 @@ def _view(node: Raw, data: Any, start: int) -> torch.Tensor:
     dtype, count = getattr(torch, node.dtype), prod(node.shape)
     shape = [node.shape[dim] for dim in node.order] or node.shape
     if not count:
-        return torch.empty(node.shape, dtype=dtype)
+        return torch.empty(node.shape, dtype=dtype, device="cpu")
     laid = torch.frombuffer(data, dtype=dtype, count=count, offset=start + node.at).reshape(shape)
     if not node.order:
         return laid

@@ -50,6 +50,8 @@ def _options(command: Any) -> Any:
     "--nproc-per-node",
     "--nproc",
     "nproc",
+    # Its short name is not what click would make the variable's name of.
+    envvar="PET_NPROC_PER_NODE",
     metavar="N|gpu|cpu|auto",
     help="Ranks per node.  [default: 1]",
 )

@@ -15,6 +15,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import click
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -22,7 +23,7 @@ from hypothesis import strategies as st
 from slurm_resilience.errors import UsageError
 from slurm_resilience.launcher import control_socket, exit_codes, flags, rendezvous_directory
 from slurm_resilience.launcher.control_socket import ControlSocket
-from slurm_resilience.launcher.main import main
+from slurm_resilience.launcher.main import cli, main
 from slurm_resilience.launcher.node_rank import NodeRank, find_node_rank
 from slurm_resilience.launcher.processes.child_environment import NodeSeats, common, of_rank
 from slurm_resilience.launcher.rendezvous_directory import (
@@ -475,3 +476,16 @@ class TestControlSocket:
         ear.close()
         assert not control_socket.leaves()
         assert not control_socket.evict(1, "hangs")
+
+
+def test_every_option_has_torchruns_variable(monkeypatch: pytest.MonkeyPatch) -> None:
+    for option in cli.params:
+        if not isinstance(option, click.Option) or option.is_flag or option.name == "help":
+            continue
+        value = {"IntRange": "1", "IntParamType": "1", "FloatRange": "1.5"}
+        text = value.get(type(option.type).__name__, "auto")
+        name = max(option.opts, key=len).removeprefix("--").replace("-", "_")
+        with monkeypatch.context() as patch:
+            patch.setenv(f"PET_{name.upper()}", text)
+            read = cli.make_context("sres-run", ["train.py"]).params[option.name or ""]
+        assert read in (option.type(text), (text,)), name

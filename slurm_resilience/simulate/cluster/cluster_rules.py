@@ -118,6 +118,12 @@ class ClusterRules:
             if not after.reason and not (after.is_down or after.is_drain or after.is_fail):
                 self.people.forget(name)
                 self.people.end_request(name, 0.0)
+            hold = self.people.hold(name)
+            is_noted = after.reason != before.reason and after.reason.startswith(NOT_RESPONDING)
+            if is_noted and hold is not None and hold.reason == NOT_RESPONDING:
+                # Slurm's very words, and Slurm's name under them now: nothing tells them from its
+                # own. It was a person who had the node rebooted, to have it back.
+                self.people.forget(name)
             goes_down = after.reason == NOT_RESPONDING and after.is_down and not before.is_down
             if goes_down and name in self._bad_since.dead and self.breaker.knows(name):
                 self._bad_since.seen_to_die.add(name)

@@ -459,14 +459,26 @@ def _refuse_unknown(data: dict[str, Any], where: str) -> None:
         if name not in known:
             raise ConfigError(f"{where}: unknown key '{name}'{_nearest(name, known)}")
         section = known[name]
+        if name in _NAMED_TABLES and isinstance(value, dict):
+            for key, table in value.items():
+                _refuse_unknown_keys(table, _NAMED_TABLES[name], f"{name}.{key}", where)
         if not (isinstance(section, type) and issubclass(section, _Section)):
             continue
         if not isinstance(value, dict):
             raise ConfigError(f"{where}: '{name}' is a table: write [{name}]")
-        keys = section.__struct_fields__
-        for key in value:
-            if key not in keys:
-                raise ConfigError(f"{where}: unknown key '{name}.{key}'{_nearest(key, keys)}")
+        _refuse_unknown_keys(value, section, name, where)
+
+
+_NAMED_TABLES: dict[str, type[_Section]] = {"sinks": SinkSettings, "spares": SparePoolSettings}
+
+
+def _refuse_unknown_keys(table: Any, section: type[_Section], name: str, where: str) -> None:
+    if not isinstance(table, dict):
+        raise ConfigError(f"{where}: '{name}' is a table: write [{name}]")
+    keys = section.__struct_fields__
+    for key in table:
+        if key not in keys:
+            raise ConfigError(f"{where}: unknown key '{name}.{key}'{_nearest(key, keys)}")
 
 
 def _nearest(name: str, known: Any) -> str:

@@ -168,11 +168,12 @@ def _lines(picture: dict[str, Any], now: float, interval: float) -> Iterator[str
         yield "comes next, as it was last seen; nothing is done now" if is_blind else "comes next"
         yield from (item(next_in_words(act, now)) for act in picture["queue"][:_SHOWN_NEXT])
     for attempt in picture["failed"]:
-        waits = duration(attempt["next_try"] - now)
+        waits = attempt["next_try"] - now
+        next_try = f"next try in {duration(waits)}" if waits > 0 else "the next try is due"
         yield field(
             "failed",
-            f"attempt {attempt['attempts']} for {attempt['node']}: {attempt['text']}; next try in "
-            f"{waits}: sres node show {attempt['node']}",
+            f"attempt {attempt['attempts']} for {attempt['node']}: {attempt['text']}; {next_try}: "
+            f"sres node show {attempt['node']}",
             alert=True,
         )
     for incident in picture["gave_up"]:

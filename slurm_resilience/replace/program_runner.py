@@ -82,7 +82,7 @@ def run(directory: Path, seconds: float, argv: list[str], lock: int) -> int:
                 preexec_fn=_bound,  # safe: the runner has one thread
             )
         except (OSError, subprocess.SubprocessError) as error:
-            _say(output, f"cannot be started: {error}")
+            _say(output, f"cannot be started: {error}{_hint(error, argv[0])}")
             return NEVER_BEGAN_RC
         if stopped_at < math.inf:
             _kill(program, signal.SIGTERM)
@@ -102,6 +102,12 @@ def run(directory: Path, seconds: float, argv: list[str], lock: int) -> int:
                 _kill(program, signal.SIGKILL)
                 program.wait()
             return TIMEOUT_RC
+
+
+def _hint(error: Exception, program: str) -> str:
+    """Return what the kernel's word for a missing interpreter hides: that of a missing file."""
+    is_there = isinstance(error, FileNotFoundError) and Path(program).exists()
+    return " (it is there; its first line names an interpreter that is not)" if is_there else ""
 
 
 def _bound() -> None:

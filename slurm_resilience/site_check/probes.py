@@ -106,12 +106,14 @@ def munge_round_trip(site: Site) -> bool:
 
 def program_fault(program: str) -> str:
     """Say why a program cannot be started; empty when it can."""
+    if not program.strip():
+        return "its name is empty"
     if "/" not in program:
         return "" if shutil.which(program) else f"{program} is not on PATH; write its whole path"
     if not Path(program).is_absolute():
         return f"{program} is not an absolute path"
     if not Path(program).is_file():
-        return f"{program} does not exist"
+        return f"{program} {'is no file' if Path(program).exists() else 'does not exist'}"
     return "" if os.access(program, os.X_OK) else f"{program} is not executable (chmod +x)"
 
 

@@ -87,6 +87,8 @@ def test_every_command_exists_and_has_help(capsys: pytest.CaptureFixture[str]) -
         (["node", "watch", "n1", "--timeout", "1e999"], "no number"),
         (["drill", "open", "n1", "--minutes", "nan"], "no number"),
         (["check", "run", "n1", "--only", " ,"], "names no check"),
+        (["deepcheck", "run", "n1", "--only", ""], "names no check"),
+        (["deepcheck", "watch", ""], "not a hostlist"),
     ],
 )
 def test_wrong_words_are_one_line_and_exit_2(

@@ -24,6 +24,9 @@ def test_without_a_file_the_defaults_hold(monkeypatch: pytest.MonkeyPatch, tmp_p
     ("text", "says"),
     [
         ("[contoller]\nport = 1", "unknown key 'contoller'; did you mean 'controller'?"),
+        ("[spares.gpu]\nnode = 2", "unknown key 'spares.gpu.node'; did you mean 'nodes'?"),
+        ("[spares]\nnodes = 2", "'spares.nodes' is a table: write [spares.nodes]"),
+        ('[sinks.x]\nurl = "https://x"\ntokn = "y"', "unknown key 'sinks.x.tokn'"),
         ("[detect]\nsilent_aftr = 3.0", "unknown key 'detect.silent_aftr'; did you mean 'silent_"),
         ("[controller]\nport = 'x'", "Expected 'int', got 'str'"),
         ("[controller]\nport = 70000", "controller.port must be between 1 and 65535"),

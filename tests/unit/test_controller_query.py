@@ -76,7 +76,7 @@ def test_a_dead_node_is_replaced_when_it_was_silent_for_long_enough() -> None:
         (world(node("n1"), agents=(agent(),)), ""),
         (
             world(node("n1", "ALLOCATED+FAIL", REPLACE), incidents=(incident(),), **SICK),
-            "replaced after its jobs to end",
+            "replaced after the end of its jobs",
         ),
         (
             world(MARKED, incidents=(EMPTY,), can_replace=False, **SICK),
@@ -151,11 +151,11 @@ def test_the_ceilings_are_waited_for() -> None:
     others = [incident(f"x{i}", NodeState.REPAIRING, id=i + 9) for i in range(1, 3)]
     seen = world(MARKED, incidents=(EMPTY, *others), **SICK)
     few = config(replace={"max_running": 2})
-    assert "replaced after one of 2 replacements to end" in next_of(seen, few)
+    assert "replaced after the end of one of 2 replacements" in next_of(seen, few)
     nodes = [msgspec.structs.replace(one, partitions=("main",)) for one in (MARKED, node("n2"))]
     seen = world(*nodes, incidents=(EMPTY, incident("n2", NodeState.REPAIRING, id=9)), **SICK)
     few = config(replace={"max_running_partition": 1})
-    assert "replaced after one of 1 replacements in partition main to end" in next_of(seen, few)
+    assert "replaced after the end of the only replacement in partition main" in next_of(seen, few)
     starts = tuple((NOW - 3000 + i, "x1") for i in range(12))
     assert "replaced in 10m" in next_of(world(MARKED, incidents=(EMPTY,), starts=starts, **SICK))
 

@@ -87,6 +87,15 @@ def test_a_program_that_is_not_there_is_an_end(tmp_path: Path) -> None:
     assert run.rc == 127 and "cannot be started" in run.output and run.state == "unbegun"
 
 
+def test_a_program_whose_interpreter_is_missing_is_told_as_that(tmp_path: Path) -> None:
+    line = tmp_path / "replace-node"
+    line.write_text("#!/nonexistent/python3\n")
+    line.chmod(0o755)
+    program.start(tmp_path / "1-1", [str(line)], "replace", "n7", 60)
+    run = ended(tmp_path / "1-1")
+    assert run.state == "unbegun" and "names an interpreter that is not" in run.output
+
+
 def test_a_program_that_says_127_itself_has_begun(
     tmp_path: Path, script: Callable[[str], list[str]]
 ) -> None:

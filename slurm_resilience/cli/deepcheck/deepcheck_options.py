@@ -8,25 +8,29 @@ from typing import Any, TypeVar
 import click
 
 from slurm_resilience.cli.shared_options import NumberRange
+from slurm_resilience.errors import UsageError
 
 F = TypeVar("F", bound=Callable[..., Any])
 
 LOG_DIRECTORY = "/var/log/slurm-resilience"
 
 
-def _names(ctx: click.Context, _: click.Parameter, value: str) -> tuple[str, ...]:
-    """Return the names of the checks; one that there is not is an error."""
+def _names(ctx: click.Context, _: click.Parameter, value: str | None) -> tuple[str, ...]:
+    """Return the names of the checks; one that there is not, and none at all, is an error."""
+    if value is None:
+        return ()
     from slurm_resilience.deepcheck.instance.instance_checks import chosen
 
     names = tuple(name for name in value.replace(" ", "").split(",") if name)
     chosen(names)
+    if not names:
+        raise UsageError("--only names no check")
     return names
 
 
 only_option = click.option(
     "--only",
     metavar="CHECKS",
-    default="",
     callback=_names,
     help="Names, with commas, of instance checks.",
 )

@@ -21,7 +21,12 @@ from slurm_resilience.cli.deepcheck.deepcheck_options import (
     seconds_option,
     set_aside_option,
 )
-from slurm_resilience.cli.shared_options import NumberRange, config_option, hostlist_argument
+from slurm_resilience.cli.shared_options import (
+    NumberRange,
+    config_option,
+    hostlist_argument,
+    optional_hostlist_argument,
+)
 from slurm_resilience.cli.tables import tell
 
 if TYPE_CHECKING:
@@ -41,7 +46,7 @@ def _door(cluster: ClusterView) -> MaintenanceClient:
 
 
 @click.command("watch")
-@click.argument("hostlist", required=False)
+@optional_hostlist_argument
 @click.option(
     "--every",
     "every_days",

@@ -101,8 +101,8 @@ def no_room(snapshot: ClusterSnapshot) -> Iterator[RaiseAlarm]:
     """Raise an alarm before the disk of sresctld's own state is full: then nothing can be done."""
     if lack := snapshot.repairs.no_room:
         text = (
-            f"sresctld's disk (controller.state_dir) is short: {lack}; no replacement is begun, "
-            "and when the journal cannot be written, nothing is done at all: make room there"
+            f"sresctld's disk (controller.state_dir): {lack}; no replacement is begun, and when "
+            "the journal cannot be written, nothing is done at all: mend that"
         )
         # Told again each day: a disk may be short once more.
         yield RaiseAlarm(f"no-room-{snapshot.now // DAY_SECONDS:.0f}", text)

@@ -242,12 +242,12 @@ class Ceilings:
     def awaited_end(self, name: str) -> str:
         """Return what must end before one more may run, in words; empty: nothing."""
         if self._running >= self._limits.max_running:
-            return f"one of {self._running} replacements to end (replace.max_running)"
+            return f"the end of {_one_of(self._running)} (replace.max_running)"
         for partition in self._partitions(name):
             running = self._by_partition[partition]
             if running >= self._limits.max_running_partition:
                 return (
-                    f"one of {running} replacements in partition {partition} to end "
+                    f"the end of {_one_of(running)} in partition {partition} "
                     "(replace.max_running_partition)"
                 )
         return ""
@@ -274,3 +274,7 @@ class Ceilings:
     def _partitions(self, name: str) -> Collection[str]:
         node = self._snapshot.nodes.get(name)
         return node.partitions if node is not None else ()
+
+
+def _one_of(running: int) -> str:
+    return "the only replacement" if running == 1 else f"one of {running} replacements"

@@ -167,7 +167,7 @@ def _of_repair(
         return msgspec.structs.replace(act, waits_for=text)
 
     if node.has_work:
-        return when("its jobs to end")
+        return when("the end of its jobs")
     if not snapshot.site.can_repair(incident.action):
         return when("a person: no replacement program is configured")
     ready = replacing.readiness(snapshot, config, incident, node)

@@ -252,7 +252,7 @@ class BlockRunner:
             try:
                 participant.enter(self._form(view))
                 self._tell_why(view)
-                inject.point("start", step=session.step, rank=session.rank)
+                inject.point("start", step=participant.step, rank=session.rank)
                 self._event("formed", generation=view.counter, world=view.size)
                 self._tell_resize(view.size)
                 result = block(session)

@@ -56,6 +56,8 @@ class Participant:
         self.attempt = 0
         """Number of times that this process has entered the block."""
         self.watch: Watch | None = None
+        self.asked_step = False
+        """The program has asked for the step, so it can go on from there."""
         self.last_end: GenerationEnd | None = None
         """The reason for which the block was entered again; None at first."""
         self._group: ProcessGroups | None = None
@@ -200,7 +202,7 @@ class Participant:
             self._leave_if_cut()
         if updates.microbatch_step is not None:
             updates.microbatch_step.refuse_unfinished()
-        watched.begin()
+        watched.begin(knows_place=self.asked_step or len(self.loaders) > 0)
         certify = healer.certifies and healer.is_certificate_due(progress.step)
         if self.guards.replicas.due(progress.step, certify=certify):
             self._compare_ranks()

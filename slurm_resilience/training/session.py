@@ -83,6 +83,7 @@ class Session:
     @property
     def step(self) -> int:
         """Committed optimizer steps."""
+        self._participant.asked_step = True
         return self._participant.step
 
     @property
@@ -181,7 +182,7 @@ class Session:
             self._is_up = True
             control_socket.ready()
         participant.loaders.healed()
-        return self.step
+        return participant.step
 
     def ddp(self, module: nn.Module, **ddp_kwargs: Any) -> nn.parallel.DistributedDataParallel:
         """Wrap a module for this world. Its weights were made equal by `track`, so nothing is sent.

@@ -430,6 +430,48 @@ def test_what_is_left_over_at_the_end_is_an_update_of_its_own(run: Program) -> N
     told_nothing(run(body))
 
 
+OWN_LOOP = """
+model, opt = s.once(build)
+s.track(model=model, opt=opt)
+net = s.ddp(model)
+for step in range({}):
+    x, y = DATA[step * 8 + s.rank * 4 : step * 8 + s.rank * 4 + 4]
+    nn.functional.mse_loss(net(x), y).backward()
+    with s.update():
+        opt.step()
+        opt.zero_grad()
+"""
+
+
+def test_a_loop_that_begins_anew_after_a_fault_is_told(run: Program) -> None:
+    """It made all its steps once more, and the training ended with more than were wanted."""
+    warned(run(OWN_LOOP.format("4")), "takes its batches neither from s.loader nor by s.step")
+
+
+@pytest.mark.parametrize(
+    ("count", "tracked"),
+    [("s.step, 4", "opt=opt"), ("place.step, 4", "opt=opt, place=place")],
+    ids=["by the session's step", "by an object of its own"],
+)
+def test_a_loop_that_knows_its_place_is_told_nothing(
+    run: Program, count: str, tracked: str
+) -> None:
+    parts = """
+    class Place:
+        step = 0
+
+        def state_dict(self):
+            return {"step": self.step}
+
+        def load_state_dict(self, values):
+            self.step = values["step"]
+
+    place = Place()
+    """
+    body = OWN_LOOP.format(count).replace("opt=opt", tracked)
+    told_nothing(run(body, parts))
+
+
 # --- torch's own settings -----------------------------------------------------------------------
 
 

@@ -83,7 +83,7 @@ class Session:
     @property
     def step(self) -> int:
         """Committed optimizer steps."""
-        self._participant.asked_step = True
+        self._participant.updates.asked_step = True
         return self._participant.step
 
     @property

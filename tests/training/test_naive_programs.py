@@ -292,6 +292,40 @@ def test_frozen_weights_that_differ_are_refused(run: Program) -> None:
     refused(done, "frozen parameters differ: rank 1 from rank 0 in model.0.weight, model.0.bias")
 
 
+@pytest.mark.parametrize(("sign", "code"), [("==", 76), (">=", 0)])
+def test_a_newcomer_that_trains_other_parameters_is_refused(
+    run: Program, sign: str, code: int
+) -> None:
+    """Ranks unfroze a layer in one step, and then one of them was replaced: gloo aborted each new
+    process, until there were too many."""
+    parts = """
+    def build():
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 1))
+        model[0].requires_grad_(False)
+        return model, torch.optim.SGD(model.parameters(), 0.01)
+    """
+    body = f"""
+    model, opt = s.once(build)
+    s.track(model=model, opt=opt)
+    if s.step {sign} 3:
+        model[0].requires_grad_(True)
+    net = s.ddp(model)
+    for x, y in s.loader(DATA, global_batch=8, steps=8, epochs=None):
+        if s.step == 3 and not model[0].weight.requires_grad:
+            model[0].requires_grad_(True)
+            net = s.ddp(model)
+        nn.functional.mse_loss(net(x), y).backward()
+        with s.update():
+            opt.step()
+            opt.zero_grad()
+    """
+    done = run(body, parts, inject="kill:rank=1,step=5")
+    assert done.returncode == code, done.stderr[-4000:]
+    if code:
+        refused(done, "s.ddp: requires_grad differs: rank 1 from rank 0 in 0.weight, 0.bias")
+
+
 def test_a_schedule_that_steps_after_the_update_is_told(run: Program) -> None:
     parts = """
     def build_all():

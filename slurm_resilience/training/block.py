@@ -24,6 +24,7 @@ from slurm_resilience.mesh.rendezvous import next_training, note_passed, rendezv
 from slurm_resilience.training import inject
 from slurm_resilience.training.exits import Exits
 from slurm_resilience.training.guards import block_functions
+from slurm_resilience.training.guards.left_out import UpdateLeftOut
 from slurm_resilience.training.interrupter import Interrupter
 from slurm_resilience.training.options import Options
 from slurm_resilience.training.participant import Participant
@@ -252,7 +253,7 @@ class BlockRunner:
             try:
                 participant.enter(self._form(view))
                 self._tell_why(view)
-                inject.point("start", step=session.step, rank=session.rank)
+                inject.point("start", step=participant.step, rank=session.rank)
                 self._event("formed", generation=view.counter, world=view.size)
                 self._tell_resize(view.size)
                 result = block(session)
@@ -345,6 +346,10 @@ class BlockRunner:
     def _go_on(self, end: GenerationEnd, error: BaseException) -> None:
         """Be ready for the next world; or end, where there must be none with this process."""
         self._leave_if_asked()
+        left_out = self._participant.guards.left_out
+        if left_out.reason:
+            self._participant.healer.distrust(left_out.reason)
+            error, left_out.reason = UpdateLeftOut(left_out.reason), ""
         step, count = self._participant.step, 0
         if fault_policy.is_own(error, end, self._mesh.me.id):
             count = self._faults.add(step)

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from slurm_resilience.clock import SYSTEM_CLOCK, Clock
 from slurm_resilience.launcher import control_socket, exit_codes
 from slurm_resilience.mesh.messages import Heartbeat
-from slurm_resilience.mesh.model import GenerationEnd, Peer
+from slurm_resilience.mesh.model import GenerationEnd, Peer, View
 from slurm_resilience.training.participant import Participant
 from slurm_resilience.training.process_group import ProcessGroups
 from slurm_resilience.training.recovery.exceptions import Interrupted
@@ -160,12 +160,23 @@ class Interrupter:
             inside = {member.peer.id for member in view.members}
             beats = {name: beat for name, beat in mesh.beats().items() if name in inside}
             self._participant.plan_change()
+            if reason := watch.left_out(beats):
+                self._leave_to_be_healed(view, reason)
             verdict = watch.stalled(now, beats, silence=mesh.silence)
             if verdict is not None and self._participant.in_world:
                 end = GenerationEnd(view.generation, verdict.reason, verdict.culprit or "", "hang")
                 self._event("hang", reason=verdict.reason)
                 mesh.over(end)
         return watch.beat()
+
+    def _leave_to_be_healed(self, view: View, reason: str) -> None:
+        """End the world: this rank left out an update, and is to be healed from the others."""
+        participant = self._participant
+        if participant.in_world and participant.guards.left_out.heals(
+            view, participant.step, reason
+        ):
+            mesh = participant.mesh
+            mesh.over(GenerationEnd(view.generation, reason, mesh.me.id, "fault"))
 
 
 def _raise_in(thread: int, kind: type[BaseException]) -> None:

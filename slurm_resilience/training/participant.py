@@ -52,7 +52,8 @@ class Participant:
         self.hooks = ModuleHooks(self.point)
         self.updates = UpdateCount()
         self.planned_end = PlannedEnd()
-        self.guards = RuleGuards(options.digest_every)
+        heals = {"recovery", "state"} <= set(where.parts)
+        self.guards = RuleGuards(options.digest_every, heals=heals)
         self.attempt = 0
         """Number of times that this process has entered the block."""
         self.watch: Watch | None = None
@@ -99,11 +100,13 @@ class Participant:
         """Enter a new world."""
         self._group, self._view = group, group.view
         self.attempt += 1
+        self.guards.left_out.reason = ""
         self.updates.microbatch_step = None
         self.weights.enter()
         self.guards.replicas.enter(group.view.size)
         if self.watch is not None:
-            self.watch.enter(self.mesh.me.id, self.where.seat, compat.collective_counter())
+            counter = compat.collective_counter()
+            self.watch.enter(self.mesh.me.id, self.where.seat, counter, group.view.counter)
 
     def leave(self) -> None:
         """Leave the world; its group is kept until nothing of it is on its way."""
@@ -200,7 +203,7 @@ class Participant:
             self._leave_if_cut()
         if updates.microbatch_step is not None:
             updates.microbatch_step.refuse_unfinished()
-        watched.begin()
+        watched.begin(knows_place=updates.asked_step or len(self.loaders) > 0)
         certify = healer.certifies and healer.is_certificate_due(progress.step)
         if self.guards.replicas.due(progress.step, certify=certify):
             self._compare_ranks()

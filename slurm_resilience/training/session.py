@@ -19,6 +19,7 @@ from slurm_resilience.training.elastic.gradient_sums import is_sharded
 from slurm_resilience.training.elastic.microbatch_step import MicrobatchStep
 from slurm_resilience.training.elastic.microbatches import MicrobatchSteps, step_length
 from slurm_resilience.training.elastic.rates import RatePolicy
+from slurm_resilience.training.guards.replica_check import refuse_other_gradients
 from slurm_resilience.training.once_cache import OnceCache
 from slurm_resilience.training.participant import Participant
 from slurm_resilience.training.watch import Watch
@@ -83,6 +84,7 @@ class Session:
     @property
     def step(self) -> int:
         """Committed optimizer steps."""
+        self._participant.updates.asked_step = True
         return self._participant.step
 
     @property
@@ -181,7 +183,7 @@ class Session:
             self._is_up = True
             control_socket.ready()
         participant.loaders.healed()
-        return self.step
+        return participant.step
 
     def ddp(self, module: nn.Module, **ddp_kwargs: Any) -> nn.parallel.DistributedDataParallel:
         """Wrap a module for this world. Its weights were made equal by `track`, so nothing is sent.
@@ -191,8 +193,13 @@ class Session:
             ddp_kwargs: arguments of DistributedDataParallel. ``find_unused_parameters=True`` keeps
                 its buckets as they are, so that a resumed run adds up gradients in the same order
                 and equals an undisturbed one to the last bit.
+
+        Raises:
+            UsageError: the ranks train different parameters of it.
         """
         participant = self._participant
+        if not {"process_group", "device_mesh"} & ddp_kwargs.keys():
+            refuse_other_gradients(participant.group, module)
         ddp_kwargs.setdefault("init_sync", not participant.healer.has(module))
         wrapped = nn.parallel.DistributedDataParallel(module, **ddp_kwargs)
         participant.group.hold(wrapped)

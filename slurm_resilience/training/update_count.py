@@ -18,6 +18,8 @@ class UpdateCount:
     def __init__(self) -> None:
         self.under_way = False
         """Between the begin and the end of an update."""
+        self.asked_step = False
+        """The program has asked for the step, so its loop can go on from there."""
         self._batches = 0
         self._updates: int | None = None
         """Since a loader gave a batch; None: no loop over a loader is under way."""

@@ -243,6 +243,38 @@ def test_a_swallowed_error_of_a_collective_is_not_committed(run: Program) -> Non
     assert done.stdout.count("ends at 6") == 2, done.stdout
 
 
+@pytest.mark.parametrize("where", ["before its collectives", "after its collectives"])
+def test_a_step_that_one_rank_alone_leaves_out_is_healed(run: Program, where: str) -> None:
+    """An error that its loop catches: its replica was another one from then on, or its gradients
+    were added to those of the batch before; and the ranks waited for each other at the end."""
+    forward = "nn.functional.mse_loss(net(x), y).backward()"
+    error = "if s.rank and s.step == 3 and failed == []: failed.append(1); raise MemoryError"
+    lines = [error, forward] if where.startswith("before") else [forward, error]
+    body = f"""
+    model, opt = s.once(build)
+    s.track(model=model, opt=opt)
+    net = s.ddp(model)
+    failed = s.once(list)
+    for x, y in s.loader(DATA, global_batch=8, steps=150, epochs=None):
+        try:
+            {lines[0]}
+            {lines[1]}
+        except MemoryError:
+            opt.zero_grad()
+            continue
+        with s.update():
+            opt.step()
+            opt.zero_grad()
+        time.sleep(0.01)
+    """
+    done = run(dedent(body) + WEIGHTS, "import time")
+    assert done.returncode == 0, done.stderr[-4000:]
+    assert "fault 1 in step" in done.stderr
+    assert "seat 1 left out an update that seat 0 made" in done.stderr, done.stderr[-4000:]
+    assert done.stdout.count("ends at 150") == 2, done.stdout
+    assert len({line for line in done.stdout.splitlines() if line.startswith("weights")}) == 1
+
+
 def test_weights_that_are_loaded_after_track_are_told(run: Program) -> None:
     load = "model.load_state_dict({n: torch.zeros_like(v) for n, v in model.state_dict().items()})"
     body = USUAL.replace("net = s.ddp(model)", f"net = s.ddp(model)\n{load}")
@@ -258,6 +290,40 @@ def test_frozen_weights_that_differ_are_refused(run: Program) -> None:
     """
     done = run(USUAL, parts, options="trainable_only=True")
     refused(done, "frozen parameters differ: rank 1 from rank 0 in model.0.weight, model.0.bias")
+
+
+@pytest.mark.parametrize(("sign", "code"), [("==", 76), (">=", 0)])
+def test_a_newcomer_that_trains_other_parameters_is_refused(
+    run: Program, sign: str, code: int
+) -> None:
+    """Ranks unfroze a layer in one step, and then one of them was replaced: gloo aborted each new
+    process, until there were too many."""
+    parts = """
+    def build():
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 1))
+        model[0].requires_grad_(False)
+        return model, torch.optim.SGD(model.parameters(), 0.01)
+    """
+    body = f"""
+    model, opt = s.once(build)
+    s.track(model=model, opt=opt)
+    if s.step {sign} 3:
+        model[0].requires_grad_(True)
+    net = s.ddp(model)
+    for x, y in s.loader(DATA, global_batch=8, steps=8, epochs=None):
+        if s.step == 3 and not model[0].weight.requires_grad:
+            model[0].requires_grad_(True)
+            net = s.ddp(model)
+        nn.functional.mse_loss(net(x), y).backward()
+        with s.update():
+            opt.step()
+            opt.zero_grad()
+    """
+    done = run(body, parts, inject="kill:rank=1,step=5")
+    assert done.returncode == code, done.stderr[-4000:]
+    if code:
+        refused(done, "s.ddp: requires_grad differs: rank 1 from rank 0 in 0.weight, 0.bias")
 
 
 def test_a_schedule_that_steps_after_the_update_is_told(run: Program) -> None:
@@ -428,6 +494,48 @@ def test_batches_that_are_read_before_their_steps_are_told(
 def test_what_is_left_over_at_the_end_is_an_update_of_its_own(run: Program) -> None:
     body = USUAL + "with s.update():\n    opt.step()\n"
     told_nothing(run(body))
+
+
+OWN_LOOP = """
+model, opt = s.once(build)
+s.track(model=model, opt=opt)
+net = s.ddp(model)
+for step in range({}):
+    x, y = DATA[step * 8 + s.rank * 4 : step * 8 + s.rank * 4 + 4]
+    nn.functional.mse_loss(net(x), y).backward()
+    with s.update():
+        opt.step()
+        opt.zero_grad()
+"""
+
+
+def test_a_loop_that_begins_anew_after_a_fault_is_told(run: Program) -> None:
+    """It made all its steps once more, and the training ended with more than were wanted."""
+    warned(run(OWN_LOOP.format("4")), "takes its batches neither from s.loader nor by s.step")
+
+
+@pytest.mark.parametrize(
+    ("count", "tracked"),
+    [("s.step, 4", "opt=opt"), ("place.step, 4", "opt=opt, place=place")],
+    ids=["by the session's step", "by an object of its own"],
+)
+def test_a_loop_that_knows_its_place_is_told_nothing(
+    run: Program, count: str, tracked: str
+) -> None:
+    parts = """
+    class Place:
+        step = 0
+
+        def state_dict(self):
+            return {"step": self.step}
+
+        def load_state_dict(self, values):
+            self.step = values["step"]
+
+    place = Place()
+    """
+    body = OWN_LOOP.format(count).replace("opt=opt", tracked)
+    told_nothing(run(body, parts))
 
 
 # --- torch's own settings -----------------------------------------------------------------------

@@ -18,7 +18,7 @@ from slurm_resilience.mesh.connection import PeerConnection
 from slurm_resilience.mesh.messages import Heartbeat, KeyPut, StatusUpdate
 from slurm_resilience.mesh.model import Peer, PeerStatus
 
-BEAT = Heartbeat(10**6, "collective#1000000", 0.123456, 0.123456)
+BEAT = Heartbeat(10**6, "collective#1000000#1000000.1000000.1000", 0.123456, 0.123456)
 Pair = tuple[socket.socket, PeerConnection]
 
 

@@ -366,7 +366,7 @@ def test_a_group_that_is_gone_does_no_harm() -> None:
     watch = Watch()
     watch.enter("p0", 0, gone)
     watch.begin(3)
-    assert watch.beat().phase == "forward"
+    assert watch.beat().phase == "forward#-1#1.3.0"
     assert watch.beat().step == 3
 
 

@@ -18,6 +18,7 @@ from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
+from torch import nn
 
 from slurm_resilience.clock import SYSTEM_CLOCK, Clock
 from slurm_resilience.errors import UsageError
@@ -259,6 +260,29 @@ def refuse_other_frozen(group: ProcessGroups, names: Mapping[str, int]) -> None:
         raise UsageError(
             f"frozen parameters differ: {_ranks(one.ranks)} from rank {usual} in {_some(differ)}. "
             "With trainable_only they are never sent: seed before you build, or load them"
+        )
+
+
+def refuse_other_gradients(group: ProcessGroups, module: nn.Module) -> None:
+    """Refuse to exchange gradients where a parameter has one on some ranks only: gloo ends the
+    processes where they meet another number of them than they await.
+
+    Args:
+        group: the world; all ranks come here.
+        module: what is about to be wrapped.
+
+    Raises:
+        UsageError: on every rank; says which ranks differ, and in what.
+        RuntimeError: a rank went away meanwhile.
+    """
+    names = {name: 1 + one.requires_grad for name, one in module.named_parameters()}
+    rows = _exchange(group, RankWords(state=_sum(names)))
+    for one in differences(rows, 1):
+        usual, differ = _names_that_differ(group, names, one.ranks)
+        raise UsageError(
+            f"s.ddp: requires_grad differs: {_ranks(one.ranks)} from rank {usual} in "
+            f"{_some(differ)}. A new process has it as it was built: freeze and unfreeze by "
+            "s.step, with >=, between s.track and s.ddp"
         )
 
 

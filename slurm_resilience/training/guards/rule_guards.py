@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from slurm_resilience.training.guards.left_out import LeftOutUpdates
 from slurm_resilience.training.guards.replica_check import ReplicaCheck
 from slurm_resilience.training.guards.state_watch import StateWatch
 from slurm_resilience.training.guards.witness import Witness
@@ -12,9 +13,11 @@ class RuleGuards:
 
     Args:
         digest_every: steps between two comparisons of replicas; None: as often as is cheap.
+        heals: the parts that heal a rank in its living process are on.
     """
 
-    def __init__(self, digest_every: int | None) -> None:
+    def __init__(self, digest_every: int | None, *, heals: bool) -> None:
         self.replicas = ReplicaCheck(digest_every)
         self.state = StateWatch()
         self.witness = Witness()
+        self.left_out = LeftOutUpdates(heals=heals)

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from slurm_resilience.training.compat import is_gradient_scaler
 from slurm_resilience.training.content_digest import content_digest
 from slurm_resilience.training.state import Tracked
 from slurm_resilience.training.state.adapters import has_own_state
@@ -50,6 +51,8 @@ class StateWatch:
             if not isinstance(one, torch.Tensor | nn.Module | torch.optim.Optimizer)
             and name not in self._schedules
         }
+        self._may_count = any(not is_gradient_scaler(one) for one in self._others.values())
+        """An object of the training's own may hold its position."""
         self._groups = {name: len(one.param_groups) for name, one in self._optimizers.items()}
         # The objects themselves, so that no other one gets their id.
         self._states = {name: one.state for name, one in self._optimizers.items()}
@@ -59,8 +62,12 @@ class StateWatch:
         """Those that were begun before the update."""
         self.commit()
 
-    def begin(self) -> None:
-        """Look for changes since the last update, or since the healing; warn of them."""
+    def begin(self, *, knows_place: bool = True) -> None:
+        """Look for changes since the last update, or since the healing; warn of them.
+
+        Args:
+            knows_place: the program's batches, or its steps, are counted by the session.
+        """
         turn = self._updates
         self._updates += 1
         if self._tracked is None:
@@ -88,6 +95,11 @@ class StateWatch:
             changed += tuple(n for n, one in self._optimizers.items() if self._replaced(n, one))
         if turn == 1:
             self._look_for_hidden_state()
+            if not knows_place and not self._may_count:
+                self._warn(
+                    "this loop takes its batches neither from s.loader nor by s.step: after a "
+                    "fault the function begins anew, and so would the loop, with its first batch"
+                )
         changed += tuple(
             name for name, one in self._others.items() if self._contents[name] != _content(one)
         )

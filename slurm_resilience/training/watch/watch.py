@@ -17,7 +17,7 @@ from slurm_resilience.mesh.model import Peer
 from slurm_resilience.resume import attempt
 from slurm_resilience.resume.progress.straggler import OwnTimes, Straggler
 from slurm_resilience.training.watch import limit as limits
-from slurm_resilience.training.watch import stacks
+from slurm_resilience.training.watch import lockstep, stacks
 from slurm_resilience.training.watch.hang import HangVerdict, RankSign, judge, judge_returned
 from slurm_resilience.training.watch.progress import COLLECTIVE, PAUSED, RETURNED, Progress
 from slurm_resilience.training.watch.step_times import StepTimes
@@ -28,8 +28,8 @@ SILENCE_SECONDS = 5.0
 """Seconds without a word after which a peer is silent."""
 UNTOLD_STEPS = 1000
 """So many of the steps since the last beat are kept: later ones tell enough."""
-_COUNT = "#"
-"""Separates phase and count of collectives in a beat."""
+_MORE = "#"
+"""Separates phase, count of collectives and the batch under way in a beat."""
 
 HINT = "what takes long on purpose belongs into `with s.watch.pause():`"
 HINTS = {"returned": "all ranks return at the same step"}
@@ -78,6 +78,7 @@ class Watch:
         self._stacks = stacks
         self._clock = clock
         self._progress = Progress(clock)
+        self._lockstep = lockstep.Lockstep()
         self._id, self._seat = "", -1
         self._count: Callable[[], int] | None = None
         self._seen = (-1, clock())
@@ -90,7 +91,9 @@ class Watch:
 
     # -- from the runner that forms a world --------------------------------------------------
 
-    def enter(self, id: str, seat: int, collectives: Callable[[], int] | None = None) -> None:
+    def enter(
+        self, id: str, seat: int, collectives: Callable[[], int] | None = None, world: int = 0
+    ) -> None:
         """Begin a new world. Its first step is neither judged by nor added to what was learnt.
 
         Args:
@@ -98,8 +101,10 @@ class Watch:
             seat: its seat.
             collectives: how many collectives this process has entered in this world, e.g.
                 `compat.collective_counter`; may be called in any thread.
+            world: the world's number, the same on all ranks.
         """
         self._learn()
+        self._lockstep.enter(world)
         self._id, self._seat, self._count = id, seat, collectives
         self._times.enter()
         self._progress.abandon()
@@ -116,6 +121,7 @@ class Watch:
     def begin(self, step: int) -> None:
         """Begin a step, or go on with its next batch (accumulated gradients)."""
         self._progress.begin(step)
+        self._lockstep.begin(step)
 
     def mark(self, phase: str) -> None:
         """Note the main thread's phase; ``collective`` while it waits for others."""
@@ -164,9 +170,11 @@ class Watch:
         supervisor."""
         self._learn()
         sign = self._sign(self._clock())
-        phase = sign.phase
-        if phase and sign.collectives >= 0:
-            phase = f"{phase}{_COUNT}{sign.collectives}"
+        phase, begun = sign.phase, lockstep.told(self._lockstep.last)
+        if phase and (sign.collectives >= 0 or begun):
+            phase = f"{phase}{_MORE}{sign.collectives}"
+        if phase and begun:
+            phase = f"{phase}{_MORE}{begun}"
         return Heartbeat(sign.step, phase, sign.since, self._progress.own_seconds)
 
     def stalled(
@@ -204,6 +212,22 @@ class Watch:
         else:
             self._tell(verdict, own)
         return verdict
+
+    def left_out(self, beats: Mapping[str, tuple[Peer, Heartbeat, float]]) -> str:
+        """Tell by whom it is seen that this process left out an update; empty: it did not.
+
+        Args:
+            beats: as in `stalled`.
+        """
+        for peer, beat, _ in beats.values():
+            *_, text = beat.phase.split(_MORE)
+            begun = lockstep.heard(text)
+            if self._lockstep.behind(begun):
+                return (
+                    f"seat {self._seat} left out an update that seat {peer.seat} made, before step "
+                    f"{begun.step} (an error that its loop caught has to leave the function)"
+                )
+        return ""
 
     def stragglers(self) -> list[Straggler]:
         """Return the seats that hold up the others, slowest first.
@@ -263,6 +287,6 @@ class Watch:
 
 
 def _heard(peer: Peer, beat: Heartbeat, heard: float) -> RankSign:
-    phase, _, count = beat.phase.partition(_COUNT)
+    phase, count, *_ = f"{beat.phase}{_MORE}".split(_MORE)
     number = int(count) if count.isdigit() else -1
     return RankSign(peer.id, peer.seat, beat.step, phase, number, beat.since, heard)

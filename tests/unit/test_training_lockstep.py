@@ -1,0 +1,102 @@
+"""A rank that left out an update is found: it begins a batch at an earlier step than others."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from slurm_resilience.mesh.model import Peer
+from slurm_resilience.training.guards.left_out import APART_STEPS, MOST, LeftOutUpdates
+from slurm_resilience.training.watch import Watch
+from slurm_resilience.training.watch.lockstep import KEPT, BatchBegun, Lockstep, heard, told
+
+
+class Rank:
+    """It begins batches; after some of them it makes its update."""
+
+    def __init__(self, updates: list[bool], world: int = 1) -> None:
+        self.lockstep, self.step, self.said = Lockstep(), 0, [BatchBegun(0, -1, world)]
+        self.lockstep.enter(world)
+        for update in updates:
+            self.lockstep.begin(self.step)
+            self.said.append(self.lockstep.last)
+            self.step += update
+
+
+LOOP = st.lists(st.booleans(), min_size=1, max_size=30)
+
+
+@given(LOOP, st.integers(0, 30), st.integers(0, 30))
+def test_ranks_in_lockstep_accuse_none(updates: list[bool], here: int, there: int) -> None:
+    """However many batches each has begun, and whatever it accumulates."""
+    one, other = Rank(updates[:here]), Rank(updates[:there])
+    assert not any(one.lockstep.behind(heard(told(said))) for said in other.said)
+
+
+@given(LOOP, st.data())
+def test_a_rank_that_left_out_an_update_is_behind(updates: list[bool], data: Any) -> None:
+    at = data.draw(st.integers(0, len(updates) - 1))
+    whole = [*updates[:at], True, *updates[at + 1 :], False]
+    lacks = [*whole[:at], False, *whole[at + 1 :]]
+    one, other = Rank(lacks), Rank(whole)
+    for said in other.said:
+        assert one.lockstep.behind(said) == (said.batch > at + 1)
+    assert not any(other.lockstep.behind(said) for said in one.said)
+
+
+def test_batches_of_another_world_and_of_long_ago_tell_nothing() -> None:
+    assert not Rank([False] * 3).lockstep.behind(BatchBegun(2, 9, world=2))
+    assert not Rank([False] * (KEPT + 5)).lockstep.behind(BatchBegun(3, 9, world=1))
+
+
+@pytest.mark.parametrize("text", ["", "12", "collective", "1.2", "1.2.x", "-1.2.3"])
+def test_what_is_no_batch_is_read_as_none(text: str) -> None:
+    assert heard(text).batch == 0
+
+
+@pytest.mark.parametrize("counted", [True, False])
+def test_a_watch_hears_of_it_by_beats(counted: bool) -> None:
+    watches = [Watch(), Watch()]
+    for seat, watch in enumerate(watches):
+        watch.enter(f"p{seat}", seat, (lambda: 4) if counted else None, world=3)
+    steps = [0, 0]
+    for batch in range(4):
+        for seat, watch in enumerate(watches):
+            watch.begin(steps[seat])
+            if (seat, batch) != (1, 2):
+                steps[seat] += 1
+                watch.commit(steps[seat])
+    for seat, watch in enumerate(watches):
+        other = 1 - seat
+        beats = {f"p{other}": (Peer(f"p{other}", other), watches[other].beat(), 0.0)}
+        assert ("left out an update that seat 0 made" in watch.left_out(beats)) == bool(seat)
+        assert watch.stalled(0.0, beats) is None
+
+
+def world(size: int = 2, replica_size: int = 1) -> Any:
+    return SimpleNamespace(size=size, replica_size=replica_size)
+
+
+def test_it_is_healed_some_times_in_a_row_and_then_told_of(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """Else a program whose ranks accumulate differently would be healed for ever."""
+    left_out = LeftOutUpdates(heals=True)
+    assert all(left_out.heals(world(), step, "why") for step in range(MOST))
+    assert not left_out.heals(world(), MOST, "why")
+    assert not left_out.heals(world(), MOST + 1, "why")
+    assert [record.message for record in caplog.records] == ["why"]
+    assert left_out.heals(world(), MOST + 2 + APART_STEPS, "why")
+
+
+@pytest.mark.parametrize(
+    ("heals", "view"), [(True, world(4, 4)), (True, world(1)), (False, world())]
+)
+def test_where_nothing_can_heal_it_is_only_told_of(heals: bool, view: Any) -> None:
+    left_out = LeftOutUpdates(heals=heals)
+    assert not left_out.heals(view, 3, "why")
+    assert not left_out.reason

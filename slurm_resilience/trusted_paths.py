@@ -12,8 +12,12 @@ import shutil
 import stat
 from collections.abc import Iterable
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from slurm_resilience.errors import ConfigError
+
+if TYPE_CHECKING:
+    from slurm_resilience.config import Config
 
 _OTHERS = stat.S_IWGRP | stat.S_IWOTH
 
@@ -140,6 +144,25 @@ def refuse_at_start(
             continue
         if fault:
             raise ConfigError(f"{key}: {fault}; another user could put his own in its place")
+
+
+def refuse_forged_controller(config: Config, file: Path, also: frozenset[int] = NO_USERS) -> None:
+    """Refuse to start sresctld with what a user could have forged: the journal, and what it runs.
+
+    Args:
+        config: sres.toml.
+        file: from which it was read.
+        also: users who are trusted as well.
+
+    Raises:
+        ConfigError: one line says what it is.
+    """
+    files = [("the configuration", str(file.absolute()))]
+    files += [("replace.program", word) for word in config.replace.program[:1]]
+    for name, sink in config.sinks.items():
+        files += [(f"sinks.{name}.command", word) for word in sink.command[:1]]
+        files += [(f"sinks.{name}.token_file", sink.token_file)]
+    refuse_at_start([("controller.state_dir", config.controller.state_dir)], files, also)
 
 
 def _is_sticky(status: os.stat_result) -> bool:

@@ -38,6 +38,7 @@ def check_config(cluster: ClusterView, file: str | None) -> None:
     cluster.config_path = cluster.config_path if file is None else file
     with_each_node(cluster.config)
     _refuse_missing_program(cluster)
+    _refuse_forgeries(cluster)
     refuse_unknown_names(cluster.config.checks)
     if cluster.config.checks.profile:
         from slurm_resilience.health.profile_files import load_profile
@@ -65,6 +66,21 @@ def _refuse_missing_program(cluster: ClusterView) -> None:
         fault = program_fault(program[0])
     if fault:
         raise ConfigError(f"replace.program: {fault}")
+
+
+def _refuse_forgeries(cluster: ClusterView) -> None:
+    """Refuse what sresctld would not start with, where its own machine is asked by its users."""
+    from slurm_resilience.config import chosen_file
+    from slurm_resilience.site_check.probes import replacement_program
+    from slurm_resilience.trusted_paths import refuse_forged_controller
+
+    try:
+        if not (cluster.is_privileged and replacement_program(cluster).is_here):
+            return
+    except SresError:
+        return  # Slurm is away: whose machine this is cannot be told
+    file = chosen_file(cluster.config_path)
+    refuse_forged_controller(cluster.config, file, frozenset({0, cluster.info.slurm_user_uid}))
 
 
 @check.command("site")

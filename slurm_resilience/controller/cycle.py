@@ -82,6 +82,8 @@ class Cycle:
         if isinstance(snapshot, Blind):
             self.take_pauses()
             return self._blind(snapshot.reason, self._sources.journal.paused)
+        # First: an administrator's pause is taken up as soon as it can be written down.
+        messages = self._unwritten = (*self._unwritten, *snapshot.heard.messages)
         if not self._sources.journal.is_in_place:
             # The next sresctld would know of nothing that is done from now on, and runs that are
             # under way look like lost ones.
@@ -89,7 +91,6 @@ class Cycle:
                 f"the journal in {self._sources.state_dir} was removed or exchanged under this "
                 "sresctld: put it back, or restart sresctld"
             )
-        messages = self._unwritten = (*self._unwritten, *snapshot.heard.messages)
         heard = msgspec.structs.replace(snapshot.heard, messages=messages)
         snapshot = msgspec.structs.replace(snapshot, heard=heard)
         config = self._in_force = self._with_modes(snapshot)

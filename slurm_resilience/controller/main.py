@@ -56,7 +56,7 @@ from slurm_resilience.slurm.cli import CliClient
 from slurm_resilience.slurm.client import ClusterInfo, SlurmClient
 from slurm_resilience.slurm.hostlists import fold
 from slurm_resilience.slurm.reservations import ReservationClient, ReservationCommands
-from slurm_resilience.trusted_paths import NO_USERS, refuse_at_start
+from slurm_resilience.trusted_paths import refuse_forged_controller
 from slurm_resilience.wire.server import Handler, Server
 
 log = logging.getLogger("sresctld")
@@ -361,25 +361,6 @@ def _holder_of(name: str, trusted: frozenset[int]) -> int:
     return 0
 
 
-def refuse_forgeries(config: Config, file: Path, also: frozenset[int] = NO_USERS) -> None:
-    """Refuse to start with what a user could have forged: the journal, and what sresctld runs.
-
-    Args:
-        config: sres.toml.
-        file: from which it was read.
-        also: users who are trusted as well.
-
-    Raises:
-        ConfigError: one line says what it is.
-    """
-    files = [("the configuration", str(file.absolute()))]
-    files += [("replace.program", word) for word in config.replace.program[:1]]
-    for name, sink in config.sinks.items():
-        files += [(f"sinks.{name}.command", word) for word in sink.command[:1]]
-        files += [(f"sinks.{name}.token_file", sink.token_file)]
-    refuse_at_start([("controller.state_dir", config.controller.state_dir)], files, also)
-
-
 def serve(config: Config, *, once: bool, dry_run: bool) -> None:
     """Run the daemon until SIGTERM or SIGINT.
 
@@ -579,7 +560,7 @@ def _command(config_path: str | None, once: bool, dry_run: bool, log_level: str)
     config = load(config_path)
     # Root may look at what the daemon keeps as SlurmUser (--once --dry-run).
     slurm_user = {CliClient(config.slurm_bin).info().slurm_user_uid} if not os.geteuid() else ()
-    refuse_forgeries(config, chosen_file(config_path), frozenset(slurm_user))
+    refuse_forged_controller(config, chosen_file(config_path), frozenset(slurm_user))
     serve(config, once=once, dry_run=dry_run)
 
 

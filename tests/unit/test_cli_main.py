@@ -20,6 +20,7 @@ from slurm_resilience.cli.main import _COMMANDS, call, cli
 from slurm_resilience.cli.orders.pause import _is_taken_up
 from slurm_resilience.errors import SlurmUnreachable, SresError, WireError
 from slurm_resilience.model import REPLACE, Node
+from slurm_resilience.site_check import probes
 from slurm_resilience.wire.messages import Status, StatusRequest
 
 
@@ -281,6 +282,26 @@ def test_the_configuration_is_checked(capsys: pytest.CaptureFixture[str], tmp_pa
     file.write_text('[checks]\nprofile = "no-such-type"\n')
     assert call(["check", "config", str(file)]) == 3
     assert "no profile 'no-such-type'" in capsys.readouterr().err
+
+
+def test_what_sresctld_would_not_start_with_is_refused(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file, command = tmp_path / "sres.toml", tmp_path / "page"
+    command.write_text("#!/bin/sh\n")
+    command.chmod(0o777)
+    state_dir = tmp_path / "state"
+    file.write_text(
+        f'[controller]\nstate_dir = "{state_dir}"\n[sinks.page]\ncommand = ["{command}"]\n'
+    )
+    monkeypatch.setattr(ClusterView, "is_privileged", True)
+    for is_here, code in ((True, 3), (False, 0)):
+        monkeypatch.setattr(probes, "is_this_machine", lambda _, is_here=is_here: is_here)
+        assert call(["check", "config", str(file)], Fake(FakeSlurm(), status())) == code
+    assert "sinks.page.command: " in capsys.readouterr().err
+    monkeypatch.setattr(probes, "is_this_machine", lambda _: True)
+    command.chmod(0o755)
+    assert call(["check", "config", str(file)], Fake(FakeSlurm(), status())) == 0
 
 
 def test_a_faulty_node_under_repair_is_not_over(capsys: pytest.CaptureFixture[str]) -> None:

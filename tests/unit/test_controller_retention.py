@@ -11,10 +11,20 @@ from worlds import FakeClock, config
 
 from slurm_resilience.controller.main import Controller
 from slurm_resilience.controller.retention import is_proven, observe_date
+from slurm_resilience.wire.messages import Message, PauseRequest
 
 DAY = 86400.0
 YEAR = 365 * DAY
 KEEP = 180 * DAY
+
+
+class Root:
+    """The connection of a person who may pause sresctld."""
+
+    role, subject, uid = "query", "", 0
+
+    def send(self, message: Message) -> None:
+        """Take an answer."""
 
 
 class Site:
@@ -115,6 +125,18 @@ def test_a_journal_that_is_removed_under_sresctld_holds_it_still(tmp_path: Path)
         assert "was removed or exchanged under this sresctld" in controller.cycle()
         (tmp_path / "moved").rename(tmp_path / "state")
         assert "nothing to do" in controller.cycle()
+
+
+def test_a_pause_outlasts_a_time_without_its_journal(tmp_path: Path) -> None:
+    """It was taken out of the inbox, and forgotten: sresctld acted as soon as all was mended."""
+    controller = Site(tmp_path / "state").start()
+    with contextlib.closing(controller):
+        controller.cycle()
+        (tmp_path / "state").rename(tmp_path / "moved")
+        controller.inbox.received(Root(), PauseRequest("stop"))  # type: ignore[arg-type]
+        assert "was removed or exchanged" in controller.cycle()
+        (tmp_path / "moved").rename(tmp_path / "state")
+        assert "paused (stop)" in controller.cycle()
 
 
 def test_a_journal_that_cannot_be_read_holds_sresctld_still(tmp_path: Path) -> None:

@@ -11,9 +11,12 @@ import pytest
 from slurm_resilience import config
 from slurm_resilience.agent import main as agent_main
 from slurm_resilience.config import Config, ControllerSettings, ReplaceSettings, SinkSettings
-from slurm_resilience.controller import main as controller_main
 from slurm_resilience.errors import ConfigError
-from slurm_resilience.trusted_paths import refuse_at_start, untrusted_state
+from slurm_resilience.trusted_paths import (
+    refuse_at_start,
+    refuse_forged_controller,
+    untrusted_state,
+)
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="needs root: it gives files away")
 USER = 65534
@@ -97,16 +100,16 @@ def test_sresctld_starts_with_no_journal_and_no_program_of_a_user(tmp_path: Path
         sinks={"page": SinkSettings(command=("no-such-program",))},
     )
     missing = tmp_path / "sres.toml"
-    controller_main.refuse_forgeries(settings, missing)
+    refuse_forged_controller(settings, missing)
     program.chmod(0o777)
     with pytest.raises(ConfigError, match=r"replace\.program: .* may be written by others"):
-        controller_main.refuse_forgeries(settings, missing)
+        refuse_forged_controller(settings, missing)
     program.chmod(0o755)
     state.chmod(0o1777)
     with pytest.raises(ConfigError, match=r"controller\.state_dir: "):
-        controller_main.refuse_forgeries(settings, missing)
+        refuse_forged_controller(settings, missing)
     given(state).chmod(0o750)
     with pytest.raises(ConfigError, match=r"controller\.state_dir: .* belongs to user"):
-        controller_main.refuse_forgeries(settings, missing)
+        refuse_forged_controller(settings, missing)
     # SlurmUser's, as the daemon that runs as SlurmUser has made it.
-    controller_main.refuse_forgeries(settings, missing, frozenset({USER}))
+    refuse_forged_controller(settings, missing, frozenset({USER}))

@@ -94,7 +94,12 @@ def gather_evidence(
         first_failed=_first_failed(context, end, ends),
         hang=end.hang.reason if end.hang is not None else "",
         observed=observed,
+        unanswered=_is_unanswered(end),
     )
+
+
+def _is_unanswered(end: StepEnd) -> bool:
+    return end.code != 0 and not end.step.was_answered
 
 
 def _ended_at(context: SupervisorContext, step: SrunStep) -> float:

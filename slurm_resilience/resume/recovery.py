@@ -216,7 +216,7 @@ class Recovery:
         allocation.suspects.update(chosen.avoid)
         if not chosen.pause:
             return False
-        report.say(f"waiting for {chosen.pause:.0f} s: the program has failed more than once")
+        report.say(f"waiting for {chosen.pause:.0f} s before the next attempt")
         if self._context.clock.wait(allocation.user_stop, chosen.pause):
             return True
         if allocation.refresh() in ("RUNNING", "SUSPENDED"):

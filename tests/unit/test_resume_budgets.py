@@ -227,6 +227,27 @@ def test_a_pause_doubles(backoff: float) -> None:
     assert all(two == min(2 * one, LONGEST_PAUSE_SECONDS) for one, two in pairwise(pauses[1:]))
 
 
+UNANSWERED = ending(ran_for=9.0, unanswered=True)
+
+
+def test_an_srun_without_an_answer_is_no_failure_of_the_program() -> None:
+    """slurmctld was away for a moment, or had too much to do: no task has begun."""
+    plans = [chosen(*[UNANSWERED] * n) for n in range(1, LIMITS.max_per_hour)]
+    assert {plan.kind for plan in plans} == {"relaunch"}
+    # In the second of its start it refuses steps.
+    assert plans[0].pause == LIMITS.backoff
+    last = [msgspec.structs.replace(UNANSWERED, ended_at=1.0)] * LIMITS.max_per_hour
+    assert "resume.max_per_hour" in chosen(*last).reason
+
+
+def test_an_srun_without_an_answer_is_not_counted_among_the_program_s_failures() -> None:
+    short = ending(ran_for=20.0)
+    assert chosen(short, UNANSWERED).kind == "relaunch"
+    assert chosen(UNANSWERED, short).kind == "relaunch"
+    assert "2 times without progress" in chosen(short, UNANSWERED, short).reason
+    assert "it is a bug" in chosen(UNANSWERED, ending(ran_for=1.0)).reason
+
+
 def test_a_pause_that_ends_beyond_the_time_limit_is_not_begun() -> None:
     short = msgspec.structs.replace(FACTS, seconds_left=LIMITS.time_margin + LIMITS.backoff - 1)
     tries = [ending(code=137)] * 2

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import importlib
 import subprocess
 import sys
 from pathlib import Path
@@ -9,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from slurm_resilience.config import Config
+from slurm_resilience.resume.call import start
 from slurm_resilience.resume.call.start import _client
 
 
@@ -60,3 +63,21 @@ def test_slurms_commands_are_those_beside_srun(
     assert _client(Config(), str(own / "srun")).info().controllers == ("home",)
     chosen = Config(slurm_bin=str(theirs))
     assert _client(chosen, str(own / "srun")).info().controllers == ("slurm",)
+
+
+def test_what_cannot_be_loaded_while_the_step_runs_is_told_by_what_needs_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Its file system does not answer, say. The collector of garbage is on again all the same."""
+
+    def fail(name: str) -> None:
+        raise OSError(5, "Input/output error", name)
+
+    monkeypatch.setattr(importlib, "import_module", fail)
+    gc.disable()
+    try:
+        start.load_late()
+        assert gc.isenabled()
+    finally:
+        gc.enable()
+        gc.unfreeze()

@@ -75,3 +75,6 @@ def test_a_line_of_a_task_is_not_held_back() -> None:
     assert quiet.take(b"sr") == b"sr"
     assert quiet.take(b"\nsr") == b"\n"
     assert quiet.take(b"x") == b"srx"
+    assert quiet.take(b"\nsrun: ") == b"\n"
+    assert len(quiet.take(bytes(100_000))) == 100_000 + len("srun: ")
+    assert quiet.take(b"x") == b"x"

@@ -57,7 +57,7 @@ def test_a_pause_is_told_and_waited_for(capfd: pytest.CaptureFixture[str]) -> No
     job = Job()
     assert not pauses_in_vain(job)
     assert (job.waited, job.suspects) == (20.0, {"n2"})
-    assert "waiting for 20 s: the program has failed more than once" in capfd.readouterr().err
+    assert "waiting for 20 s before the next attempt" in capfd.readouterr().err
     assert not pauses_in_vain(job, Plan("relaunch", "again"))
     assert job.waited == 20.0
 

@@ -24,6 +24,8 @@ KILLED = "srun: error: n[1-2]: tasks 0-1: Killed"
 LOST_TOUCH = "Aborting, io error and missing step on node 2"
 CANCELLED = "slurmstepd-n1: error: *** STEP 8.0 ON n1 CANCELLED AT 2026-11-20T12:00:00"
 NEWER = "[2026-11-20T12:00:00.175] error: *** STEP 8.0"
+AWAY = "Unable to contact slurm controller (connect failure)"
+TIMED_OUT = "Socket timed out on send/recv operation"
 NOT_LAUNCHED = "srun: error: task 1 launch failed: Slurmd could not connect IO"
 
 
@@ -265,6 +267,29 @@ def test_an_srun_whose_tasks_never_began_has_not_ended_well(
     for task in ended:
         reports.take(TaskEnd(8, 0, task, 0))
     assert run(line, reports=reports).code == code
+
+
+@pytest.mark.parametrize(
+    ("line", "answered"),
+    [
+        ("srun: error: Unable to confirm allocation for job 5: " + AWAY, False),
+        ("srun: error: Unable to create step for job 5: " + TIMED_OUT, False),
+        ("srun: error: Unable to create step for job 5: More processors requested", True),
+        (f"a program quotes srun: error: Unable to create step for job 5: {AWAY}", True),
+    ],
+)
+def test_an_srun_that_slurmctld_does_not_answer(line: str, answered: bool) -> None:
+    step = run(line, program='printf "%s\\n" "$@" >&2; exit 1')
+    assert (step.was_answered, step.code) == (answered, 1)
+
+
+@pytest.mark.parametrize("more", [[KILLED], []])
+def test_an_srun_in_a_task_may_not_be_answered_either(more: list[str]) -> None:
+    reports = StepReports("")
+    if not more:
+        reports.take(NodeBegan(8, 0, "n1", 2, 2))
+    line = f"srun: error: Unable to create step for job 5: {AWAY}"
+    assert run(line, *more, reports=reports).was_answered
 
 
 def test_a_child_that_holds_the_pipe_is_not_waited_for(capfd: pytest.CaptureFixture[str]) -> None:

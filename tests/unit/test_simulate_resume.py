@@ -355,6 +355,11 @@ MUTATIONS: dict[str, tuple[ResumeRule, tuple[ResumeFault, ...], tuple[Patch, ...
         (Kind.INTERRUPT,),
         ((FurthestStep, "told", lambda _: NO_STEPS),),
     ),
+    "an srun without an answer is the program's failure": (
+        ResumeRule.UNANSWERED,
+        (Kind.SLURM_AWAY, Kind.TASK_CRASHES),
+        ((evidence, "_is_unanswered", lambda _: False),),
+    ),
     "a node is named before the program goes on": (
         ResumeRule.NAMED,
         (Kind.NODE_EATS,),

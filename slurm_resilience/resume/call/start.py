@@ -91,8 +91,8 @@ def load_late() -> None:
     that it lies on may be what fails.
     """
     for name in LATE:
-        # Who needs it says so.
-        with contextlib.suppress(ImportError):
+        # Who needs it says so. What cannot be read now (a file system, memory) may be later.
+        with contextlib.suppress(Exception):
             importlib.import_module(name)
     gc.freeze()
     gc.enable()

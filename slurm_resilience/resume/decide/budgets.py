@@ -65,6 +65,9 @@ def fault_of_program(history: tuple[Ending, ...], limits: ResumeSettings) -> str
         history: every ending so far. The last one had no fault of a node.
         limits: `[resume]` of the configuration.
     """
+    if history[-1].unanswered:
+        return ""  # `spent` limits these, and a pause comes before each further one
+    history = tuple(ending for ending in history if not ending.unanswered)
     last = history[-1]
     what = "a hang" if last.hang else describe(last.own_code)
     by_itself = not killed(last.own_code) and not _may_pass(last)
@@ -98,7 +101,8 @@ def pause_before_next(history: tuple[Ending, ...], limits: ResumeSettings) -> fl
     """Return the seconds to wait before a program is started again that failed by itself.
 
     The first relaunch is at once, and so is one after a node's fault: its node has been left. Each
-    further one in a row without progress waits twice as long.
+    further one in a row without progress waits twice as long. A slurmctld that did not answer srun
+    has a moment first: in the second of its start it refuses steps that it makes soon after.
 
     Args:
         history: every ending so far, the last one included.
@@ -109,6 +113,7 @@ def pause_before_next(history: tuple[Ending, ...], limits: ResumeSettings) -> fl
         if ending.made_progress or ending.faulty:
             break
         row += 1
+    row += row > 0 and history[-1].unanswered
     doubled = min(row - 2, 16)  # far beyond the longest pause
     return min(LONGEST_PAUSE_SECONDS, limits.backoff * 2.0**doubled) if row >= 2 else 0.0
 
@@ -231,7 +236,7 @@ def _without_progress(history: tuple[Ending, ...]) -> Iterator[Ending]:
     for ending in reversed(history):
         if ending.made_progress:
             return
-        if not ending.faulty:
+        if not ending.faulty and not ending.unanswered:
             yield ending
 
 
@@ -240,4 +245,5 @@ def _in_a_row(history: tuple[Ending, ...], limits: ResumeSettings) -> Iterator[E
     for ending in reversed(history):
         if ending.faulty or ending.made_progress or ending.lasted >= limits.progress_after:
             return
-        yield ending
+        if not ending.unanswered:
+            yield ending

@@ -34,11 +34,13 @@ NO_STEPS = ObservedSteps()
 
 
 class StepFacts(msgspec.Struct, frozen=True, kw_only=True):
-    """All that is known of the program's steps."""
+    """All that is known of the program's steps, and of whether it began at all."""
 
     hang: str = ""
     """The reason for which the supervisor ended it; empty: it did not hang."""
     observed: ObservedSteps = NO_STEPS
+    unanswered: bool = False
+    """slurmctld did not answer srun, so that no task has begun."""
 
 
 class Ending(StepFacts, frozen=True):
@@ -140,6 +142,9 @@ def classify(ending: Ending) -> Cause:
     if ending.faulty:
         names = tuple(sorted(ending.faulty))
         return Cause("node", _faults(ending), names, Category.HARDWARE)
+    if ending.unanswered:
+        text = f"slurmctld did not answer srun for {ending.ran_for:.0f} s, which began no task"
+        return Cause("program", text, category=Category.TRANSIENT)
     if ending.hang:
         # Nothing of the tasks' ends tells more: they were ended for it.
         return Cause("program", ending.hang, category=Category.TRANSIENT)

@@ -225,6 +225,15 @@ SIGNATURES: tuple[Signature, ...] = (
         "Slurm could not start a task: see slurmd's log, and whether its output's folder is there",
     ),
     Signature(
+        "slurm-away",
+        _C.TRANSIENT,
+        _R.ROOT,
+        r"^srun: error: Unable to (?:confirm allocation|create step) for job \d+: "
+        r"(?:Unable to contact slurm controller|Socket timed out|Zero Bytes were transmitted"
+        r"|Slurm backup controller in standby)",
+        "slurmctld did not answer srun, so that no task was started",
+    ),
+    Signature(
         "storage",
         _C.TRANSIENT,
         _R.ROOT,

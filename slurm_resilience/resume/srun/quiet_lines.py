@@ -12,6 +12,7 @@ from slurm_resilience.resume.srun.srun_options import SrunCommand
 
 OPTION = "quiet"
 _BEGIN = b"srun: "
+_LINE_LIMIT_BYTES = 65536
 _LINES = rb"[^\n]*\n|[^\n]+"
 # Such warnings are shown before srun takes the option in.
 _KEPT = {1: (b"error: ", b"fatal: ", b"Warning: ", b"warning: "), 2: (b"fatal: ",)}
@@ -61,8 +62,10 @@ class QuietLines:
             line.startswith(_BEGIN) or (not is_whole and _BEGIN.startswith(line))
         )
         if may_be_sruns and not is_whole:
-            self._held = line
-            return b""
+            if len(line) < _LINE_LIMIT_BYTES:
+                self._held = line
+                return b""
+            may_be_sruns = False  # srun's own are shorter
         self._is_within = not is_whole
         return line if not may_be_sruns or self._shows(line) else b""
 

@@ -30,6 +30,12 @@ _NODE_FAILURE = rb"(?m)^srun: error: Node failure on (\S+)$"
 _TASK_ENDED = rb"(?m)^srun: error: (\S+): tasks? ([\d,-]+): ([^\n]*)$"
 # A task that never began. srun exits with 0 for it: it has no exit code.
 _NOT_LAUNCHED = rb"(?m)^srun: error: task \d+ launch failed: "
+# slurmctld is away, or has too much to do: srun has no step then, and no task has begun.
+_UNANSWERED = (
+    rb"(?m)^srun: error: Unable to (?:confirm allocation|create step) for job \d+: "
+    rb"(?:Unable to contact slurm controller|Socket timed out on send/recv operation"
+    rb"|Zero Bytes were transmitted or received|Slurm backup controller in standby mode)"
+)
 # srun itself ends a step whose task failed (--kill-on-bad-exit), or whose node it has lost touch
 # with, and Slurm words that the same.
 _SRUN_ENDS = rb"srun: (?:[^\n]*Terminating StepId=|error: Aborting, )"
@@ -67,6 +73,8 @@ class SrunReport(Flag):
     """srun: Slurm ended the step, and srun has given no cause before."""
     NOT_LAUNCHED = auto()
     """srun: a task could not be started, of this step or of one that a task of it ran."""
+    UNANSWERED = auto()
+    """srun: slurmctld did not answer it, so that it has no step, or a task's own srun has none."""
     CAUSE = auto()
     """srun: an error of its own, which explains the end."""
     ENDED_BY_SRUN = auto()
@@ -166,6 +174,8 @@ class StderrReader:
             self.report |= SrunReport.CAUSE
         if re.search(_NOT_LAUNCHED, lines):
             self.report |= SrunReport.NOT_LAUNCHED
+        if re.search(_UNANSWERED, lines):
+            self.report |= SrunReport.UNANSWERED
         failures, ended = re.findall(_NODE_FAILURE, lines), re.findall(_TASK_ENDED, lines)
         for nodes in failures:
             self.failed_nodes |= frozenset(_expanded(nodes))

@@ -276,6 +276,12 @@ class SrunStep:
         return SrunReport.NOT_LAUNCHED in self._stderr.report and not self.reports.all_ended
 
     @property
+    def was_answered(self) -> bool:
+        """Return whether slurmctld has answered srun; else it has ended without a step."""
+        began = self.reports.step is not None or self.ended_tasks
+        return bool(began) or SrunReport.UNANSWERED not in self._stderr.report
+
+    @property
     def aborted(self) -> bool:
         """Return whether Slurm ended the step, and srun had given no cause before.
 

@@ -36,6 +36,7 @@ class ResumeRule(enum.StrEnum):
     HELPERS = "each helper allocation is merged or given back"
     COMPANION = "a companion allocation ends with the run of the job that asked for it"
     PROGRESS = "a program that gets further is not given up for its failures"
+    UNANSWERED = "a program is not given up for an srun that slurmctld did not answer"
     NAMED = "a node is named only when the program goes on without it"
     HANG = "a step that makes progress is not ended for a hang, and one that hangs is ended"
     ENDS = "the supervisor comes to an end"

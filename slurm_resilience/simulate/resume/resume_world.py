@@ -171,6 +171,8 @@ class ResumeWorld:
                 srun.order_to_end()
         if GIVEN_UP in text and self.seen.budget.furthest.got_clearly_further:
             self.broken(ResumeRule.PROGRESS, text)
+        if GIVEN_UP in text and self.sruns[-1].gave_up:
+            self.broken(ResumeRule.UNANSWERED, text)
 
     def look(self) -> None:
         """Look from time to time for an srun that runs, and else for a line in the log."""

@@ -52,6 +52,8 @@ class SimSrun(SrunStep):
         """Those of its command line."""
         self.ordered_at = float("inf")
         """When the supervisor first ordered its end."""
+        self.gave_up = False
+        """slurmctld did not answer it."""
         self.closed: set[str] = set()
         """Addresses to which the supervisor has closed its connections."""
         super().__init__(*arguments, **options)

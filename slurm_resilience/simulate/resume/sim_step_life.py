@@ -19,6 +19,8 @@ INTERRUPT_SECONDS = 1.0
 """Two Ctrl-C within this time end the step."""
 LAUNCH_SECONDS = 15.0
 """An srun that cannot reach a node gives its launch up after this time."""
+ANSWER_SECONDS = 9.0
+"""An srun that slurmctld does not answer ends after this time (seen on 22.05 and 26.05)."""
 ABORTED = "srun: Job step aborted: Waiting up to 32 seconds for job step to finish."
 ABORTED_SECONDS = 31.0
 """From that line to srun's end, where a node of the step is silent (seen on 22.05)."""
@@ -36,9 +38,10 @@ class StepLife:
         """Make the step of an srun, as soon as slurmctld answers and the nodes are free."""
         if not srun.running:
             return
-        now = self._world.schedule.now
-        if now < self._world.books.slurmctld_back:
-            self._world.schedule.at(self._world.books.slurmctld_back + 0.1, self.make, srun)
+        now, back = self._world.schedule.now, self._world.books.slurmctld_back
+        if now < back:
+            begin = self.make if back - now < ANSWER_SECONDS else self._give_up
+            self._world.schedule.at(min(back + 0.1, now + ANSWER_SECONDS), begin, srun)
             return
         error = self._step_error(srun)
         if error:
@@ -60,6 +63,16 @@ class StepLife:
             self._world.schedule.after(
                 self._world.random.uniform(0.01, 0.2), self._begin, step, node_id, name
             )
+
+    def _give_up(self, srun: SimSrun) -> None:
+        """Have an srun end that slurmctld has not answered."""
+        if srun.running:
+            srun.gave_up = True
+            srun.says(
+                f"srun: error: Unable to confirm allocation for job {srun.allocation}: "
+                "Unable to contact slurm controller (connect failure)"
+            )
+            srun.ends(1)
 
     def _step_error(self, srun: SimSrun) -> str:
         held, state = set(self._world.job.nodes), self._world.job.state

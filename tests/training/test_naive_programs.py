@@ -207,6 +207,28 @@ def test_a_stream_that_is_whole_is_told_nothing(run: Program) -> None:
     told_nothing(done)
 
 
+@pytest.mark.parametrize(
+    ("split", "words"), [("s.rank, s.world", ""), ("0, 1", "ranks 0, 1 were given the same batch")]
+)
+def test_a_dataloader_over_a_stream_is_taken(run: Program, split: str, words: str) -> None:
+    """It has no length, and says so by an error."""
+    body = f"stream = Stream(({split}))\n" + USUAL.strip()
+    body = body.replace("s.loader(DATA,", "s.loader(DataLoader(stream, 4, num_workers=1),")
+    parts = """
+    class Stream(IterableDataset):
+        def __init__(self, place):
+            self.rank, self.world = place
+
+        def __iter__(self):
+            return iter([DATA[number] for number in range(self.rank, len(DATA), self.world)])
+    """
+    done = run(body, parts)
+    if words:
+        warned(done, words)
+    else:
+        told_nothing(done)
+
+
 def test_a_dataset_that_is_split_by_rank_is_told(run: Program) -> None:
     body = "part = TensorDataset(X[: 63 + s.rank], X[: 63 + s.rank, :1])\n" + USUAL.strip()
     body = body.replace("s.loader(DATA,", "s.loader(part,")

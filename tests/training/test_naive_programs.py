@@ -461,6 +461,21 @@ def test_an_object_of_ones_own_that_changes_outside_is_told(run: Program) -> Non
     warned(run(body, parts), "curriculum changed between two updates")
 
 
+def test_an_optimizer_that_is_not_tracked_is_told(run: Program) -> None:
+    warned(
+        run(USUAL.replace(", opt=opt)", ")")), "trained by an optimizer that is not tracked (SGD)"
+    )
+
+
+def test_an_optimizer_of_what_is_not_tracked_is_told_nothing(run: Program) -> None:
+    """A critic that is thrown away, say."""
+    other = """
+    other = torch.optim.SGD([torch.zeros(1, requires_grad=True)], 0.1)
+"""
+    body = USUAL.replace("net = s.ddp(model)", "net = s.ddp(model)" + dedent(other).rstrip())
+    told_nothing(run(body + "    other.step()\n"))
+
+
 def test_parameters_that_the_optimizer_gets_later_are_told(run: Program) -> None:
     """A replaced rank is built without them: its state would not fit at the first fault."""
     more = "if s.step == 2:\n        opt.add_param_group({'params': [torch.zeros(1)]})"

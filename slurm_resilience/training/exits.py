@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import logging
+import os
+import threading
 from typing import NoReturn
 
 from slurm_resilience.launcher import exit_codes
@@ -17,6 +19,7 @@ log = logging.getLogger("sres.training")
 
 class Exits:
     """Each closes the mesh and raises SystemExit, but for `done`, after which the program goes on.
+    Where the training runs in another thread than the main one, the process ends at once.
 
     Args:
         mesh: this process among the others.
@@ -63,4 +66,7 @@ class Exits:
     def _leave(self, code: int) -> NoReturn:
         self._mesh.close()
         log_lines.write_out()
+        if code != exit_codes.DONE and threading.current_thread() is not threading.main_thread():
+            # It would end this thread alone, and later the program, with exit code 0.
+            os._exit(code)
         raise SystemExit(code)

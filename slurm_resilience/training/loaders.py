@@ -68,8 +68,13 @@ class Loaders:
                 or by nothing.
         """
         split_sources.refuse(source, group.view, group.rank)
-        size = len(source) if hasattr(source, "__len__") else -1
-        asked = (type(source), size, global_batch, steps, repr(sorted(loader_kwargs.items())))
+        asked = (
+            type(source),
+            _length(source),
+            global_batch,
+            steps,
+            repr(sorted(loader_kwargs.items())),
+        )
         before = self._asked.get(name)
         again = before is not None and before[0] == group.view.generation
         if before is not None and again and (before[1] != asked or self._is_other(name, source)):
@@ -191,3 +196,12 @@ class Loaders:
         position = self._progress.positions.get(name)
         if position is not None:
             loader.load_state_dict(position)
+
+
+def _length(source: Any) -> int:
+    """Return the number of items; -1: unknown. A DataLoader over a stream has a `__len__` that
+    raises."""
+    try:
+        return len(source)
+    except TypeError:
+        return -1

@@ -207,6 +207,28 @@ def test_a_stream_that_is_whole_is_told_nothing(run: Program) -> None:
     told_nothing(done)
 
 
+@pytest.mark.parametrize(
+    ("split", "words"), [("s.rank, s.world", ""), ("0, 1", "ranks 0, 1 were given the same batch")]
+)
+def test_a_dataloader_over_a_stream_is_taken(run: Program, split: str, words: str) -> None:
+    """It has no length, and says so by an error."""
+    body = f"stream = Stream(({split}))\n" + USUAL.strip()
+    body = body.replace("s.loader(DATA,", "s.loader(DataLoader(stream, 4, num_workers=1),")
+    parts = """
+    class Stream(IterableDataset):
+        def __init__(self, place):
+            self.rank, self.world = place
+
+        def __iter__(self):
+            return iter([DATA[number] for number in range(self.rank, len(DATA), self.world)])
+    """
+    done = run(body, parts)
+    if words:
+        warned(done, words)
+    else:
+        told_nothing(done)
+
+
 def test_a_dataset_that_is_split_by_rank_is_told(run: Program) -> None:
     body = "part = TensorDataset(X[: 63 + s.rank], X[: 63 + s.rank, :1])\n" + USUAL.strip()
     body = body.replace("s.loader(DATA,", "s.loader(part,")
@@ -437,6 +459,21 @@ def test_an_object_of_ones_own_that_changes_outside_is_told(run: Program) -> Non
     )
     body += "    curriculum.level += 1\n"
     warned(run(body, parts), "curriculum changed between two updates")
+
+
+def test_an_optimizer_that_is_not_tracked_is_told(run: Program) -> None:
+    warned(
+        run(USUAL.replace(", opt=opt)", ")")), "trained by an optimizer that is not tracked (SGD)"
+    )
+
+
+def test_an_optimizer_of_what_is_not_tracked_is_told_nothing(run: Program) -> None:
+    """A critic that is thrown away, say."""
+    other = """
+    other = torch.optim.SGD([torch.zeros(1, requires_grad=True)], 0.1)
+"""
+    body = USUAL.replace("net = s.ddp(model)", "net = s.ddp(model)" + dedent(other).rstrip())
+    told_nothing(run(body + "    other.step()\n"))
 
 
 def test_parameters_that_the_optimizer_gets_later_are_told(run: Program) -> None:

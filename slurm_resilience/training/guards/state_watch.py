@@ -11,6 +11,7 @@ from torch import nn
 
 from slurm_resilience.training.compat import is_gradient_scaler
 from slurm_resilience.training.content_digest import content_digest
+from slurm_resilience.training.guards.untracked_optimizers import UntrackedOptimizers
 from slurm_resilience.training.state import Tracked
 from slurm_resilience.training.state.adapters import has_own_state
 
@@ -26,6 +27,7 @@ class StateWatch:
 
     def __init__(self) -> None:
         self._told: set[str] = set()
+        self._untracked = UntrackedOptimizers()
         self.enter(None, {}, tell=False)
 
     def enter(self, tracked: Tracked | None, objects: dict[str, Any], *, tell: bool) -> None:
@@ -39,6 +41,10 @@ class StateWatch:
         self._tracked = tracked
         self._tell = tell
         self._updates = 0
+        self._untracked.stop()
+        if tracked is not None and tell:
+            self._untracked.listen()
+        self._modules = [one for one in objects.values() if isinstance(one, nn.Module)]
         self._schedules = {
             name: one for name, one in objects.items() if isinstance(_steps(one), int)
         }
@@ -95,6 +101,7 @@ class StateWatch:
             changed += tuple(n for n, one in self._optimizers.items() if self._replaced(n, one))
         if turn == 1:
             self._look_for_hidden_state()
+            self._look_for_untracked()
             if not knows_place and not self._may_count:
                 self._warn(
                     "this loop takes its batches neither from s.loader nor by s.step: after a "
@@ -154,6 +161,16 @@ class StateWatch:
                     "rank begins without it. Keep it in its `state`, or give the optimizer a "
                     "state_dict and load_state_dict of its own"
                 )
+
+    def _look_for_untracked(self) -> None:
+        found = self._untracked.found(self._modules, self._optimizers.values())
+        self._untracked.stop()
+        if found and not self._may_count:
+            self._warn(
+                f"the model is trained by an optimizer that is not tracked ({_some(found)}): a "
+                "replaced rank begins with a new one, and its replica differs from then on. "
+                "s.track(model=…, opt=…)"
+            )
 
     def _replaced(self, name: str, optimizer: torch.optim.Optimizer) -> bool:
         """Tell whether a load_state_dict gave an optimizer another state."""

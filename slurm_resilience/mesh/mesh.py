@@ -66,6 +66,7 @@ from slurm_resilience.mesh.protocol.membership import Membership
 from slurm_resilience.mesh.protocol.relay import LinkEffect, Relay, Told
 from slurm_resilience.mesh.protocol.world_plan import WorldRules, may_leave
 from slurm_resilience.mesh.rendezvous import Rendezvous, SharedDirectory
+from slurm_resilience.mesh.rendezvous_entry import RendezvousEntry
 from slurm_resilience.mesh.transport import STRANGERS, Transport
 
 __all__ = ["Mesh", "Stopped"]
@@ -152,6 +153,7 @@ class Mesh:
             handshake_seconds=handshake_seconds,
         )
         self.me = self._transport.me
+        self._entry = RendezvousEntry(rendezvous, self.me)
         self._membership = Membership(self.me, rules, chosen, SYSTEM_CLOCK.monotonic())
         self._lock = self._transport.lock
         self._changed = threading.Condition(self._lock)
@@ -169,7 +171,7 @@ class Mesh:
 
     def start(self) -> Mesh:
         """Start its thread; the others can see this process from now on."""
-        self._rendezvous.enter(self.me)
+        self._entry.begin()
         with self._lock:
             self._dial_known()
         self._transport.start()
@@ -184,7 +186,7 @@ class Mesh:
             self._send(self._membership.side.contacts.connections(), Leaving(reason))
             self._keys.close()
         self._transport.stop(CLOSE_SECONDS)
-        self._rendezvous.leave(self.me)
+        self._entry.end()
 
     # -- what is known ------------------------------------------------------------------------
 
@@ -529,7 +531,10 @@ class Mesh:
                 case GaveUp(peer=peer, reason=reason):
                     log.warning("seat %d (%s) is given up: %s", peer.seat, peer.node, reason)
                     self._callbacks.on_given_up(peer, reason)
-                case EndGeneration() | StillWaiting() | HeldUp():
+                case EndGeneration():
+                    self._entry.look()
+                    _say(effect)
+                case StillWaiting() | HeldUp():
                     _say(effect)
         # Noted here, so that a step need not ask for it layer by layer.
         side = self._membership.side

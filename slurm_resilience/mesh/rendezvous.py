@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Protocol
 
@@ -37,7 +37,11 @@ class Rendezvous(Protocol):
         ...
 
     def enter(self, peer: Peer) -> None:
-        """Make a peer known."""
+        """Make a peer known, if it is not.
+
+        Raises:
+            OSError, UsageError: it cannot be written down now.
+        """
         ...
 
     def others(self) -> list[tuple[str, str, int]]:
@@ -81,7 +85,13 @@ class SharedDirectory:
         """
         self.path = path
         self._given = secret
+        self._shared = ""
+        """The secret in the directory, once it was read."""
         self._read: dict[str, Peer] = {}
+        self._make()
+
+    def _make(self) -> None:
+        path = self.path
         try:
             path.mkdir(mode=0o700, parents=True, exist_ok=True)
             info = path.stat()
@@ -97,34 +107,48 @@ class SharedDirectory:
         if self._given:
             return _hex(self._given)
         try:
-            return self._shared()
+            self._write_secret(os.urandom(32).hex())
+            self._shared = self._read_secret()
         except OSError as error:
             raise UsageError(f"{self.path}: no secret: {error.strerror}") from None
+        return _hex(self._shared)
 
-    def _shared(self) -> bytes:
+    def _write_secret(self, text: str) -> None:
+        """Write it, if there is none."""
         own = self.path / f".secret-{os.getpid()}-{os.urandom(4).hex()}"
         target = self.path / "secret"
+        if target.exists():
+            return
         # Linked, not renamed: the first one wins, and half of it is never read.
-        if not target.exists():
+        with _draft(own):
             descriptor = os.open(own, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
             with os.fdopen(descriptor, "w") as file:
-                file.write(os.urandom(32).hex())
+                file.write(text)
             with contextlib.suppress(FileExistsError):
                 os.link(own, target)
-            own.unlink()
+
+    def _read_secret(self) -> str:
+        target = self.path / "secret"
         info = target.stat()
         if info.st_uid != os.geteuid() or info.st_mode & 0o077:
             raise UsageError(f"{target}: must belong to you and not be readable by others")
-        return _hex(target.read_text(encoding="utf-8"))
+        return target.read_text(encoding="utf-8")
 
     def port(self, seat: int) -> int:
         return 0
 
     def enter(self, peer: Peer) -> None:
         target = self.path / "peers" / f"{peer.id}.json"
+        if target.exists() and (not self._shared or (self.path / "secret").exists()):
+            return
+        self._make()
+        if self._shared:
+            # One that comes later would make another one, and not be let in.
+            self._write_secret(self._shared)
         draft = target.with_suffix(".new")
-        draft.write_bytes(msgspec.json.encode(peer))
-        draft.replace(target)
+        with _draft(draft):
+            draft.write_bytes(msgspec.json.encode(peer))
+            draft.replace(target)
 
     def peers(self) -> list[Peer]:
         """All that are written down; some may be dead."""
@@ -150,6 +174,7 @@ class SharedDirectory:
         target = self.path / "outcome"
         draft = self.path / f".outcome-{os.getpid()}"
         with contextlib.suppress(OSError):
+            self.path.mkdir(mode=0o700, parents=True, exist_ok=True)
             outcome = TrainingOutcome(code, step, reason, tuple(seats))
             draft.write_bytes(msgspec.json.encode(outcome) + b"\n")
             draft.replace(target)
@@ -260,6 +285,16 @@ def note_passed(passed: Path | None) -> None:
         with contextlib.suppress(OSError):
             passed.parent.mkdir(mode=0o700, exist_ok=True)
             passed.touch()
+
+
+@contextlib.contextmanager
+def _draft(path: Path) -> Iterator[None]:
+    """Leave no draft behind: on a full disk, one is made, and is empty."""
+    try:
+        yield
+    finally:
+        with contextlib.suppress(OSError):
+            path.unlink()
 
 
 def _address(word: str) -> tuple[str, int]:

@@ -1,0 +1,81 @@
+"""Keep this process known at the rendezvous, for as long as it takes part.
+
+A shared directory may be full, read-only or away for a while, and what is old or seems to be of no
+use may be removed from it. Processes that are connected need it for nothing; but one that comes
+later needs the address of one of them, and the secret.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+
+from slurm_resilience.clock import SYSTEM_CLOCK
+from slurm_resilience.errors import SresError
+from slurm_resilience.mesh.model import Peer
+from slurm_resilience.mesh.rendezvous import Rendezvous, SharedDirectory
+
+log = logging.getLogger("sres.mesh")
+
+LOOK_SECONDS = 60.0
+"""Between two looks whether the entry is still there."""
+RETRY_SECONDS = 1.0
+"""The same while it cannot be written."""
+
+
+class RendezvousEntry:
+    """The entry of one process."""
+
+    def __init__(self, rendezvous: Rendezvous, me: Peer) -> None:
+        """
+        Args:
+            rendezvous: where others find this process.
+            me: this process, with its port.
+        """
+        self._rendezvous = rendezvous
+        self._me = me
+        self._is_written = False
+        self._problem = ""
+        """As it was told last."""
+        self._due = threading.Event()
+        self._closing = False
+
+    def begin(self) -> None:
+        """Make this process known, and keep it so."""
+        self._write()
+        if isinstance(self._rendezvous, SharedDirectory):
+            # A thread of its own: a shared file system may hang.
+            threading.Thread(target=self._keep, name="sres-entry", daemon=True).start()
+
+    def look(self) -> None:
+        """Look soon whether the entry is still there: others may come."""
+        self._due.set()
+
+    def end(self) -> None:
+        """Take the entry back."""
+        self._closing = True
+        self._due.set()
+        self._rendezvous.leave(self._me)
+
+    def _keep(self) -> None:
+        while not self._closing:
+            SYSTEM_CLOCK.wait(self._due, LOOK_SECONDS if self._is_written else RETRY_SECONDS)
+            self._due.clear()
+            if not self._closing:
+                self._write()
+        self._rendezvous.leave(self._me)
+
+    def _write(self) -> None:
+        """Write the entry, if it is not there. A failure ends no process: it dials all that are
+        there, and those tell the others."""
+        try:
+            self._rendezvous.enter(self._me)
+        except (OSError, SresError) as error:
+            self._is_written = False
+            problem = error.strerror if isinstance(error, OSError) else str(error)
+            if problem != self._problem:
+                text = "others cannot find this process by itself (%s); it is tried again"
+                log.warning(text, problem)
+            self._problem = problem or ""
+        else:
+            self._is_written, self._problem = True, ""

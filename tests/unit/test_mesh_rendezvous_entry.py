@@ -1,0 +1,103 @@
+"""A shared directory that is full, or removed, in the middle of a training."""
+
+from __future__ import annotations
+
+import errno
+import shutil
+import threading
+from pathlib import Path
+
+import pytest
+from mesh_peers import crew, leave, until, world
+
+from slurm_resilience.mesh import rendezvous_entry
+from slurm_resilience.mesh.model import Peer
+from slurm_resilience.mesh.rendezvous import SharedDirectory
+
+
+class Full(SharedDirectory):
+    """Takes no file until there is room."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__(path)
+        self.has_room = threading.Event()
+
+    def enter(self, peer: Peer) -> None:
+        if not self.has_room.is_set():
+            raise OSError(errno.ENOSPC, "No space left on device")
+        super().enter(peer)
+
+
+def entry(place: Path, peer_id: str) -> Path:
+    return place / "peers" / f"{peer_id}.json"
+
+
+def test_a_process_that_comes_while_the_disk_is_full(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Its error ended it, and the training with the second one that came."""
+    with crew(tmp_path, 2, min_world=2) as peers:
+        first, full = peers.add(0), Full(tmp_path)
+        newcomer = peers.add(1, 1, full)
+        world([first, newcomer])
+        assert not entry(tmp_path, newcomer.me.id).exists()
+        assert caplog.text.count("(No space left on device)") == 1
+        full.has_room.set()
+        until(entry(tmp_path, newcomer.me.id).exists, "it is written when there is room")
+
+
+def test_a_directory_that_was_removed(tmp_path: Path) -> None:
+    """Those that go on make it anew, with the same secret, before one that is lost is replaced."""
+    place = tmp_path / "mesh"
+    with crew(place, 3, min_world=2) as peers:
+        meshes = peers.several(3)
+        first = world(meshes)
+        secret = (place / "secret").read_text()
+        shutil.rmtree(place)
+        meshes[1].close()
+        until(entry(place, meshes[2].me.id).exists, "it is there again")
+        assert (place / "secret").read_text() == secret
+        leave([meshes[0], meshes[2]], first)
+        newcomer = peers.add(1, 1)
+        until(lambda: len(newcomer.beats()) == 2, "it is let in")
+        SharedDirectory(place).outcome(0, 3, "")
+        assert (place / "secret").stat().st_mode & 0o077 == 0
+
+
+def test_files_that_were_cleaned_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A site may remove what was not used for weeks: nothing was lost meanwhile."""
+    monkeypatch.setattr(rendezvous_entry, "LOOK_SECONDS", 0.05)
+    with crew(tmp_path, 2) as peers:
+        meshes = peers.several(2)
+        world(meshes)
+        mine = entry(tmp_path, meshes[0].me.id)
+        mine.unlink()
+        until(mine.exists, "the entry is there again")
+        (tmp_path / "secret").unlink()
+        until((tmp_path / "secret").exists, "the secret is there again")
+        meshes[0].close()
+        threads = [thread for thread in threading.enumerate() if thread.name == "sres-entry"]
+        until(lambda: sum(thread.is_alive() for thread in threads) <= 1, "its thread ends")
+        assert not mine.exists()
+
+
+def test_the_end_is_told_where_the_directory_was_removed(tmp_path: Path) -> None:
+    place = SharedDirectory(tmp_path / "mesh")
+    shutil.rmtree(place.path)
+    place.outcome(0, 7, "")
+    ended = place.ended()
+    assert ended is not None
+    assert (ended.code, ended.step) == (0, 7)
+
+
+def test_a_full_disk_keeps_no_draft(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    place = SharedDirectory(tmp_path)
+
+    def full(path: Path, data: bytes) -> int:
+        path.touch()
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(Path, "write_bytes", full)
+    with pytest.raises(OSError, match="No space"):
+        place.enter(Peer("one", 0, node="n", host="127.0.0.1"))
+    assert list((tmp_path / "peers").iterdir()) == []

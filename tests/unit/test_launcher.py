@@ -20,7 +20,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from slurm_resilience.errors import UsageError
-from slurm_resilience.launcher import control_socket, exit_codes, flags, rendezvous_directory
+from slurm_resilience.launcher import (
+    control_socket,
+    exit_codes,
+    flags,
+    launch,
+    rendezvous_directory,
+)
 from slurm_resilience.launcher.control_socket import ControlSocket
 from slurm_resilience.launcher.main import main
 from slurm_resilience.launcher.node_rank import NodeRank, find_node_rank
@@ -475,3 +481,9 @@ class TestControlSocket:
         ear.close()
         assert not control_socket.leaves()
         assert not control_socket.evict(1, "hangs")
+
+
+def test_a_line_without_a_stderr_is_lost(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As under ``2>&-``: the first fault ended the launcher, and with it the training."""
+    monkeypatch.setattr(sys, "stderr", None)
+    launch.say("rank 1: SIGKILL")

@@ -47,7 +47,8 @@ _NOT_FOR_RANKS = ("SRES_SECRET", "SRES_SEATS_HERE", HOLD)
 
 def say(text: str) -> None:
     """Print a line for people. A lost one is no reason to end a training."""
-    with suppress(OSError, ValueError):
+    # Without an open stderr there is no stream.
+    with suppress(OSError, ValueError, AttributeError):
         sys.stderr.write(f"sres-run: {text}\n")
         sys.stderr.flush()
 

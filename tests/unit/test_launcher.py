@@ -21,7 +21,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from slurm_resilience.errors import UsageError
-from slurm_resilience.launcher import control_socket, exit_codes, flags, rendezvous_directory
+from slurm_resilience.launcher import (
+    control_socket,
+    exit_codes,
+    flags,
+    launch,
+    rendezvous_directory,
+)
 from slurm_resilience.launcher.control_socket import ControlSocket
 from slurm_resilience.launcher.main import cli, main
 from slurm_resilience.launcher.node_rank import NodeRank, find_node_rank
@@ -489,3 +495,9 @@ def test_every_option_has_torchruns_variable(monkeypatch: pytest.MonkeyPatch) ->
             patch.setenv(f"PET_{name.upper()}", text)
             read = cli.make_context("sres-run", ["train.py"]).params[option.name or ""]
         assert read in (option.type(text), (text,)), name
+
+
+def test_a_line_without_a_stderr_is_lost(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As under ``2>&-``: the first fault ended the launcher, and with it the training."""
+    monkeypatch.setattr(sys, "stderr", None)
+    launch.say("rank 1: SIGKILL")

@@ -448,7 +448,9 @@ def load(path: str | os.PathLike[str] | None = None) -> Config:
                 f"{file}: no such file; write one, or unset SRES_CONFIG to use the defaults"
             ) from None
         return Config()
-    except (OSError, UnicodeDecodeError) as error:
+    except OSError as error:
+        raise ConfigError(f"{file}: cannot be read: {error.strerror or error}") from None
+    except UnicodeDecodeError as error:
         raise ConfigError(f"{file}: cannot be read: {error}") from None
     return parse(text, str(file))
 

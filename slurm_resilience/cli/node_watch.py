@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Mapping
 from typing import Any
 
 import click
@@ -13,6 +14,7 @@ from slurm_resilience.cli.tables import BAD, alert, clock_time, plain, style_of
 from slurm_resilience.clock import SYSTEM_CLOCK
 from slurm_resilience.controller.decide.node_lifecycle import NodeState
 from slurm_resilience.errors import SresError, WireError
+from slurm_resilience.model import Node
 from slurm_resilience.wire.client import Connection
 from slurm_resilience.wire.messages import StatusRequest
 
@@ -59,7 +61,7 @@ def watch(cluster: ClusterView, hostlist: str, timeout: float | None) -> None:
     deadline = SYSTEM_CLOCK.monotonic() + timeout if timeout is not None else float("inf")
     connection = cluster.connect()
     try:
-        watched, paused = _begin(connection, list(nodes))
+        watched, paused = _begin(connection, nodes)
         quiet = [w.name for w in watched if not w.incident and not nodes[w.name].requested_action]
         if quiet:
             click.echo(f"{', '.join(quiet)}: nothing is under way; waiting for it", err=True)
@@ -83,17 +85,21 @@ def watch(cluster: ClusterView, hostlist: str, timeout: float | None) -> None:
         raise SresError(f"{', '.join(given_up)}: sresctld gave up; a person must look")
 
 
-def _begin(connection: Connection, names: list[str]) -> tuple[list[_Watched], str]:
+def _begin(connection: Connection, listed: Mapping[str, Node]) -> tuple[list[_Watched], str]:
     """Read the present state of each node, and the reason of a pause of sresctld if there is one.
 
     History first, then the status: what ends in between is in neither's blind spot.
     """
-    histories = {name: _history(connection, name) for name in names}
+    histories = {name: _history(connection, name) for name in listed}
     status = whole_status(connection)
     nodes = status.get("nodes", {})
     watched = []
     for name, events in histories.items():
-        incident = (nodes.get(name, {}).get("incident") or {}).get("id", 0)
+        view = nodes.get(name, {})
+        gave_up = view.get("gave_up") or {}
+        if gave_up.get("reason_at") != listed[name].reason_at:
+            gave_up = {}  # it was asked for anew since
+        incident = (view.get("incident") or gave_up).get("id", 0)
         mine = [event["id"] for event in events if incident and event["incident"] == incident]
         newest = events[0]["id"] if events else 0
         watched.append(_Watched(name, incident, min(mine) - 1 if mine else newest))

@@ -180,6 +180,43 @@ def test_a_node_that_was_removed_from_slurm_keeps_its_history(
         assert (view["state"], view["health"]) == ("REMOVED", "removed")
 
 
+@pytest.mark.parametrize("reason_at", ["t1", "t2"])
+def test_a_node_that_was_given_up_before_it_is_watched_is_told(
+    capsys: pytest.CaptureFixture[str], reason_at: str
+) -> None:
+    """A program that fails at once has done so when `sres node watch` begins."""
+    states = ("set-aside", "repairing", "quarantined")
+    events = [
+        {"id": n, "at": n, "node": "n1", "kind": kind, "text": "", "incident": 4}
+        | {"data": {"state": state}}
+        for n, kind, state in zip(
+            (1, 2, 3), ("requested", "replacing", "gave-up"), states, strict=True
+        )
+    ]
+    told = {"nodes": {"n1": {"incident": None, "gave_up": {"id": 4, "reason_at": "t1"}}}}
+
+    class Connected:
+        def ask(self, request: StatusRequest) -> Status:
+            return Status({"events": events[::-1]} if request.what == "history" else told)
+
+        def receive(self, seconds: float) -> None:
+            """Nothing comes."""
+
+        def close(self) -> None:
+            """Nothing is open."""
+
+    class Watched(Fake):
+        def connect(self) -> Any:
+            return Connected()
+
+    node = Node("n1", "IDLE", frozenset({"FAIL"}), reason=REPLACE, reason_at=reason_at)
+    cluster = Watched(FakeSlurm([node]), status("n1"))
+    assert call(["node", "watch", "n1", "--timeout", "0.01"], cluster) == 1
+    out, err = capsys.readouterr()
+    # Asked for once more meanwhile, its end is yet to come.
+    assert ("gave-up" in out, "sresctld gave up" in err) == (reason_at == "t1",) * 2
+
+
 def test_a_misspelled_label_is_no_good_news(capsys: pytest.CaptureFixture[str]) -> None:
     marked = Node("n2", "IDLE", comment="[sres health-status=pending-replacement fault-type=xid]")
     cluster = Fake(FakeSlurm([Node("n1", "IDLE"), marked]), status("n1", "n2"))

@@ -312,3 +312,13 @@ def test_a_number_that_the_journal_cannot_hold_is_refused(field: str, tmp_path: 
         with pytest.raises(UsageError, match="so large a number"):
             HistoryReader(tmp_path / "journal.db").read(request)
     journal.close()
+
+
+def test_a_node_whose_repair_left_no_exit_code_is_told_when_it_is_tried_again() -> None:
+    known = incident(
+        state=NodeState.EMPTY, attempts=1, run_started=NOW - 400.0, run_lost=NOW - 300.0
+    )
+    for ago in (0.5, 1.5):  # its last probe is fresh, or is to be repeated
+        silent = dead(silence=400.0) | {"probes": {"n1": probes("silent", "silent", ago=ago)}}
+        said = next_of(world(node(state="DOWN+FAIL", reason=REPLACE), incidents=(known,), **silent))
+        assert said.startswith("n1: replaced in 10m,")

@@ -417,7 +417,8 @@ def _failed(
         event = NodeEvent.REPLACEMENT_FAILED
         return Transition(incident.node, incident.id, event, text, snapshot.now, instead)
     if incident.tries >= config.replace.attempts:
-        text = f"{cause}; given up after {incident.tries} attempts, a person must look"
+        attempts = "one attempt" if incident.tries == 1 else f"{incident.tries} attempts"
+        text = f"{cause}; given up after {attempts}, a person must look"
         return _move(incident, NodeEvent.GAVE_UP, text)
     wait = config.replace.backoff * 2 ** max(0, incident.tries - 1)
     text = f"{cause}; again in {wait:.0f} s (attempt {incident.tries} failed)"

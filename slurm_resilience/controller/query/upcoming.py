@@ -175,7 +175,9 @@ def _of_repair(
         return NextAct("given back", ready.text, "a check finds a fault", waits_for="its checks")
     silence = life_of(snapshot, config.detect, node).silence
     due = incident.next_try
-    if incident.kind == "dead" and 0 < silence < config.replace.silent_for:
+    if ready.kind == "wait" and incident.is_end_unknown and silence >= config.replace.silent_for:
+        due = max(due, incident.times.run_lost + return_seconds(config))
+    elif incident.kind == "dead" and 0 < silence < config.replace.silent_for:
         due = max(due, snapshot.now + config.replace.silent_for - silence)
     elif ready.kind == "wait" and not ready.probe:
         return when(f"a wait ({ready.text})")

@@ -152,6 +152,26 @@ def test_slurmctld_is_away_when_the_program_ends(site: Site) -> None:
         (site.directory / "away").unlink(missing_ok=True)
 
 
+@pytest.mark.parametrize("code", [0, 5])
+def test_slurmctld_is_away_when_srun_starts(site: Site, code: int) -> None:
+    """For the first srun only: the program has not begun, so it has not failed."""
+    etc = site.lab.directory / "etc"
+    # Beside the lab's own file, where srun looks for its plugins.
+    away = etc / "away.conf"
+    text = re.sub("SlurmctldPort=.*", "SlurmctldPort=1", (etc / "slurm.conf").read_text())
+    away.write_text(f"{text}MessageTimeout=2\n")
+    first = f"test -e asked || {{ touch asked; export SLURM_CONF={away}; }}"
+    own = f'#!/bin/sh\ncase "$*" in *--help*) ;; *) {first};; esac\nexec srun "$@"\n'
+    (site.directory / "srun").write_text(own)
+    (site.directory / "srun").chmod(0o755)
+    program = f"echo $SRES_ATTEMPT; exit {code}"
+    end = site.run("sres", "run", "--", "./srun", "-n1", "sh", "-c", program)
+    away.unlink()
+    assert (end.code, end.stdout) == (code, "2\n"), end
+    assert "Unable to contact slurm controller" in end.stderr
+    assert "starting attempt 2" in end.stderr
+
+
 # --- input and output -----------------------------------------------------------------------------
 
 

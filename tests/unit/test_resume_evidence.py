@@ -17,6 +17,7 @@ from slurm_resilience.resume import report
 from slurm_resilience.resume.allocation.allocation import Allocation, Companion
 from slurm_resilience.resume.decide.classify import Cause, Ending, classify
 from slurm_resilience.resume.decide.signatures import Category
+from slurm_resilience.resume.decide.signatures import Category
 from slurm_resilience.resume.decide.task_ends import TaskEnd
 from slurm_resilience.resume.evidence import NAME_SECONDS, gather_evidence, hear_cancels
 from slurm_resilience.resume.live_step.live_steps import EndWord, StepEnd
@@ -98,6 +99,7 @@ def gathered(
         failed_nodes=frozenset(more.pop("failed_nodes", ())),
         timed_out=False,
         ended_tasks=[],
+        was_answered=more.pop("was_answered", True),
         reports=reports,
         log=SimpleNamespace(explain=lambda: None),
     )
@@ -125,6 +127,13 @@ def slurm() -> FakeSlurm:
 def allocated(slurm: FakeSlurm) -> Allocation:
     job = slurm.job(slurm.submit(2))
     return Allocation(slurm, job, Event(), patience=0.0, permits_expansion=True)
+
+
+def test_an_srun_that_slurmctld_did_not_answer_has_not_failed(slurm: FakeSlurm) -> None:
+    cause = ending(slurm, allocated(slurm), "", 1, was_answered=False)
+    assert (cause.kind, cause.category) == ("program", Category.TRANSIENT)
+    assert cause.reason == "slurmctld did not answer srun for 9 s, which began no task"
+    assert ending(slurm, allocated(slurm), "SIGTERM", 1, was_answered=False).kind == "user"
 
 
 def test_a_users_sigterm_is_the_users(slurm: FakeSlurm) -> None:

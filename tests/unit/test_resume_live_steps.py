@@ -39,6 +39,7 @@ def steps(monkeypatch: pytest.MonkeyPatch) -> LiveSteps:
     monkeypatch.setattr(live_steps, "end_step", lambda step, *_, **__: step.kill())
     context: Any = SimpleNamespace(
         clock=SYSTEM_CLOCK,
+        quiet=0,
         client=SimpleNamespace(steps=lambda _: ()),
         allocation=SimpleNamespace(id=7),
         limits=SimpleNamespace(grace=0.0),

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from random import Random
 from typing import Protocol
 
+from slurm_resilience.mesh.protocol.world_plan import WorldRules
 from slurm_resilience.simulate.schedule import Schedule
 from slurm_resilience.simulate.sim_network import SimNetwork
 from slurm_resilience.simulate.sim_process import TIMING, ProcessState, SimProcess
@@ -25,6 +26,8 @@ APART = {ALONE: 0.05, SUSPICION: 0.1}
 """Kind → share of runs with such a fault. They are drawn apart from all others, so that the runs of
 most seeds stay the same as before there were these."""
 SLUGGISH, HELD = "short stops of all that hold state", "a call that holds all for a while"
+CUT_OFF, CUT_OFF_SHARE = "core lost, and newcomers cut off", 0.2
+"""And the share of runs with one, where it is followed who holds the state."""
 LAST_SLEEP_SECONDS = 9.0
 SLEEPS = 3
 SLUGGISH_SHARE = 0.2
@@ -43,6 +46,7 @@ class Training(Protocol):
     schedule: Schedule
     network: SimNetwork
     seats: int
+    rules: WorldRules
     excuses: Excuses
 
     @property
@@ -122,6 +126,7 @@ class FaultPlan:
         self._apart = Random(seed)
         self._sluggish = Random(f"short stops {seed}")
         self._held = Random(f"one call {seed}")
+        self._cut_off = Random(f"cut off {seed}")
         random = training.random
         self.until = 1.5 + random.random() * 8.0
         """When faults are over."""
@@ -149,6 +154,9 @@ class FaultPlan:
         for kind, share in apart.items():
             if self._apart.random() < share:
                 self._training.schedule.at(self._apart.random() * self.until, self._strike, kind)
+        if self._training.keeps_state and self._cut_off.random() < CUT_OFF_SHARE:
+            at = self._cut_off.random() * self.until
+            self._training.schedule.at(at, self._strike, CUT_OFF)
 
     def end(self) -> None:
         """Have all that was broken work again."""
@@ -332,6 +340,38 @@ def _cut_pair(training: Training, process: SimProcess) -> None:
     training.schedule.after(seconds, training.network.mend_pair, process.id, other.id)
 
 
+def _core_lost(training: Training, process: SimProcess) -> None:
+    """Lose all of the job's own ranks, and cut those that replace them off from the lent ones."""
+    living, core = training.living(), training.rules.awaited
+    if any(one.peer.seat >= core and one.program.step > 0 for one in living):
+        for one in living:
+            if one.peer.seat < core:
+                training.kill(one)
+        _cut_newcomers_off(training, process)
+    elif training.schedule.now < LAST_SLEEP_SECONDS:
+        training.schedule.after(0.01, _core_lost, training, process)
+
+
+def _cut_newcomers_off(training: Training, process: SimProcess) -> None:
+    random, living = training.random, training.living()
+    inside = [one for one in living if one.program.inside is not None]
+    waiting = [
+        one
+        for one in living
+        if one.program.step < 0
+        and one.program.inside is None
+        and any(other.id in one.membership.side.contacts for other in inside)
+    ]
+    if waiting:
+        seconds = 1.0 + random.random() * 5.0
+        training.network.cut({one.id: int(one.program.step < 0) for one in living})
+        training.schedule.after(seconds, training.network.heal)
+        for one in living:
+            training.excuses.add(one.id, seconds)
+    elif training.schedule.now < LAST_SLEEP_SECONDS:
+        training.schedule.after(0.01, _cut_newcomers_off, training, process)
+
+
 def _reset(training: Training, process: SimProcess) -> None:
     connections = list(process.connections.values())
     if not connections:
@@ -433,6 +473,7 @@ FAULTS: dict[str, Callable[[Training, SimProcess], None]] = {
     SUSPICION: _suspect,
     SLUGGISH: _holders_sleep,
     HELD: _all_held,
+    CUT_OFF: _core_lost,
     SPEAKER_DIES: _speaker_dies,
     SPEAKER_STOPS: _speaker_stops,
     "node found dead": _find_dead,
@@ -440,8 +481,8 @@ FAULTS: dict[str, Callable[[Training, SimProcess], None]] = {
     "newer process": _replace,
 }
 """Every kind of fault, by its name in reports."""
-RARE = APART.keys() | SPEAKER_FAULTS.keys() | {SLUGGISH, HELD}
-CUTS = frozenset({"partition", "pair cut off", "reset"})
+RARE = APART.keys() | SPEAKER_FAULTS.keys() | {SLUGGISH, HELD, CUT_OFF}
+CUTS = frozenset({"partition", "pair cut off", "reset", CUT_OFF})
 """Kinds after which one that lives may be lost to the others."""
 OFTEN = ("partition", "partition")
 """Kinds that happen more often: the worst that a protocol can do needs a cut."""

@@ -251,10 +251,11 @@ class Script:
         return Vote(asked, granted, asked, worked, (view.generation,), (view,))
 
     def _status(self, text: str) -> PeerStatus:
-        found = re.fullmatch(r"(ready|running|done) in (\S+)(?: holding (\d+))?( void)?", text)
+        held = r"(?: holding (\d+)| without state)?"
+        found = re.fullmatch(rf"(ready|running|done) in (\S+){held}( void)?", text)
         assert found, text
         position = int(found[3]) if found[3] else -1
-        step = 5 if found[3] else 0
+        step = 5 if found[3] else -1 if "without state" in text else 0
         void = bool(found[4])
         return PeerStatus(found[1], generation(found[2]), step, void, position)  # type: ignore[arg-type]
 

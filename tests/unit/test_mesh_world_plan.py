@@ -129,6 +129,20 @@ def test_newcomers_wait_for_the_ranks_of_the_job_s_own_nodes() -> None:
     assert begin(*again, waited=SEARCH_SECONDS)
 
 
+def test_newcomers_wait_longer_for_a_rank_that_had_the_state() -> None:
+    """It lives on, perhaps, and they would begin anew beside it."""
+    rules = WorldRules(seats=6, min_world=2, core=2)
+    away = [member(3).peer]
+    newcomers = [member(0, -1, incarnation=1), member(1, -1, incarnation=1)]
+    proposal = propose(newcomers, {}, (), rules, SEARCH_SECONDS, False, away)
+    assert proposal.members is None
+    assert proposal.reason.endswith(": seat 3 fell silent, and may live on the other side of a cut")
+    assert proposal.again == rules.start_patience - SEARCH_SECONDS
+    assert propose(newcomers, {}, (), rules, rules.start_patience, False, away).members
+    found = [*newcomers, member(2, 5, 0)]
+    assert propose(found, {}, (), rules, 0.0, False, away).members, "another one has the state"
+
+
 def test_the_newest_process_has_the_seat() -> None:
     old, new = member(1), member(1, incarnation=2)
     assert one_a_seat([new, member(0), old]) == (member(0), new)

@@ -39,9 +39,11 @@ class Departures:
         side.broadcast(GenerationEnded(end))
         side.news()
 
-    def lose(self, peer: Peer, reason: str, dead: bool, now: float) -> None:
+    def lose(self, peer: Peer, reason: str, dead: bool, now: float, *, step: int = -1) -> None:
         side = self._side
         side.losses.lose(peer.id, dead)
+        if step >= 0:
+            side.losses.note_state(peer)
         if peer.seat >= 0 and side.generation.holds(peer.id):
             text = f"rank on seat {peer.seat} ({peer.node}) is gone: {reason}"
             self.end(GenerationEnd(side.generation.number, text, peer.id, "lost"), now)
@@ -64,7 +66,7 @@ class Departures:
             side.losses.told.update(dict.fromkeys(connections, contact.peer))
         else:
             side.effects += map(Close, connections)
-        self.lose(contact.peer, reason, dead, now)
+        self.lose(contact.peer, reason, dead, now, step=contact.status.step)
         side.effects.append(GaveUp(contact.peer, reason))
 
     def leave_the_others(self, reason: str, now: float) -> None:

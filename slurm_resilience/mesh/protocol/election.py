@@ -156,7 +156,13 @@ class Election:
         worked = [side.generation.worked] if side.generation.worked else []
         waited = now - side.outside_since
         proposal = world_plan.propose(
-            present, side.losses.peers, worked, side.rules, waited, bool(worked)
+            present,
+            side.losses.peers,
+            worked,
+            side.rules,
+            waited,
+            bool(worked),
+            side.losses.away,
         )
         if proposal.members is None:
             self._ballot = None

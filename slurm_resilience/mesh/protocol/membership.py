@@ -195,7 +195,8 @@ class Membership:
             side.losses.gone_done[contact.peer.id] = contact.status.generation
             side.news()
             return
-        self._departures.lose(contact.peer, event.reason, cause == "closed", now)
+        dead, step = cause == "closed", contact.status.step
+        self._departures.lose(contact.peer, event.reason, dead, now, step=step)
         if cause == "reset" and not side.standing.evicted:
             # Dead, or it took this process for lost: its machine can tell.
             side.effects.append(Dial(contact.peer))
@@ -337,9 +338,7 @@ class Membership:
         side = self.side
         worlds = side.generation.worlds
         worlds.learn(view)
-        here = worlds.members()
-        side.losses.gone_done.clear()
-        side.losses.peers = {p: dead for p, dead in side.losses.peers.items() if p in here}
+        side.losses.keep(worlds.members())
         for contact in side.contacts.seated():
             self._tell_world(contact)
 

@@ -80,6 +80,8 @@ class Losses:
     def __init__(self) -> None:
         self.peers: dict[str, bool] = {}
         """Id → known to be dead; False: it fell silent, and may live behind a cut."""
+        self._with_state: dict[str, Peer] = {}
+        """Those of them that had the training's state when they were heard last."""
         self.nodes: dict[str, NodeLost] = {}
         self.suspected_until: dict[str, float] = {}
         """By node: it is not heard of elsewhere either."""
@@ -111,6 +113,12 @@ class Losses:
         self.peers.pop(peer_id, None)
         self.gone_done.pop(peer_id, None)
 
+    def keep(self, members: Set[str]) -> None:
+        """Forget all but the members of worlds that may go on: another one has worked."""
+        self.gone_done.clear()
+        self.peers = {p: dead for p, dead in self.peers.items() if p in members}
+        self._with_state = {p: peer for p, peer in self._with_state.items() if p in members}
+
     def dead(self) -> list[str]:
         """Return those that are known to be dead."""
         return [peer_id for peer_id, dead in self.peers.items() if dead]
@@ -118,6 +126,16 @@ class Losses:
     def lose(self, peer_id: str, dead: bool) -> None:
         """Note that a peer is gone; dead once is dead for good."""
         self.peers[peer_id] = self.peers.get(peer_id, False) or dead
+
+    def note_state(self, peer: Peer) -> None:
+        """Note that a peer which is gone had the training's state."""
+        self._with_state[peer.id] = peer
+
+    @property
+    def away(self) -> tuple[Peer, ...]:
+        """Return the peers that fell silent, had the training's state, and may live."""
+        here = self._with_state.values()
+        return tuple(peer for peer in here if self.peers.get(peer.id) is False)
 
 
 class Standing(msgspec.Struct):
@@ -298,8 +316,9 @@ class Side:
         return due if timers.look_again is None else min(due, timers.look_again)
 
     def known_members(self) -> list[Peer]:
-        """Return the members of all worlds that may go on."""
-        return [member.peer for view in self.generation.worlds.all() for member in view.members]
+        """Return the members of all worlds that may go on, and those that are away."""
+        members = (member.peer for view in self.generation.worlds.all() for member in view.members)
+        return [*members, *self.losses.away]
 
     # -- changes ----------------------------------------------------------------------------------
 

@@ -56,6 +56,7 @@ def propose(
     rules: WorldRules,
     waited: float,
     started: bool,
+    away: Sequence[Peer] = (),
 ) -> Proposal:
     """Return the members of a generation that should be formed now, if there are any.
 
@@ -67,17 +68,19 @@ def propose(
         rules: what the program asked for.
         waited: seconds since the first of the present was ready.
         started: a generation has worked before.
+        away: peers that fell silent, had the training's state, and may live.
     """
     chosen = choose(present, rules)
     split = other_side(possible, {member.peer.id for member in present}, lost)
     if split:
         return Proposal(None, split)
     core = {member.peer.seat for member in chosen if member.peer.seat < rules.awaited}
-    if rules.core and not started and any(member.peer.incarnation for member in chosen):
+    again = away or any(member.peer.incarnation for member in chosen)
+    if rules.core and not started and again and all(m.status.step < 0 for m in chosen):
         # Ranks on lent nodes may live, and have the state: these would begin anew.
-        left = SEARCH_SECONDS - waited
-        if left > 0 and all(member.status.step < 0 for member in chosen):
-            return Proposal(None, "looks for ranks that have the training's state", left)
+        left = (rules.start_patience if away else SEARCH_SECONDS) - waited
+        if left > 0:
+            return Proposal(None, _search(away), left)
     if rules.core and not started and not core:
         return Proposal(None, "the ranks of the job's own nodes are not there yet")
     full = len(chosen) >= rules.awaited and (started or len(core) == rules.awaited)
@@ -297,6 +300,13 @@ def other_side(possible: Iterable[View], here: Set[str], lost: Mapping[str, bool
                 f"cut; these {len(kept)} wait to be told"
             )
     return ""
+
+
+def _search(away: Sequence[Peer]) -> str:
+    """Return what newcomers of an elastic job wait for, in words."""
+    seats = ", ".join(str(peer.seat) for peer in away[:SHOWN])
+    more = f": seat {seats} fell silent, and may live on the other side of a cut" if away else ""
+    return f"looks for ranks that have the training's state{more}"
 
 
 def _missing(present: Sequence[Member], seats: int) -> str:

@@ -17,7 +17,6 @@ from slurm_resilience.resume import report
 from slurm_resilience.resume.allocation.allocation import Allocation, Companion
 from slurm_resilience.resume.decide.classify import Cause, Ending, classify
 from slurm_resilience.resume.decide.signatures import Category
-from slurm_resilience.resume.decide.signatures import Category
 from slurm_resilience.resume.decide.task_ends import TaskEnd
 from slurm_resilience.resume.evidence import NAME_SECONDS, gather_evidence, hear_cancels
 from slurm_resilience.resume.live_step.live_steps import EndWord, StepEnd

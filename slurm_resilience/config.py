@@ -7,6 +7,7 @@ default on a machine that marks nodes down.
 
 from __future__ import annotations
 
+import contextlib
 import math
 import os
 import re
@@ -453,6 +454,43 @@ def load(path: str | os.PathLike[str] | None = None) -> Config:
     except UnicodeDecodeError as error:
         raise ConfigError(f"{file}: cannot be read: {error}") from None
     return parse(text, str(file))
+
+
+def load_usable(path: str | os.PathLike[str] | None = None) -> tuple[Config, str]:
+    """Read what can be used of the site's own file: each section for itself.
+
+    Who has to stop sresctld while another edits that file must be able to.
+
+    Args:
+        path: as for `load`.
+
+    Returns:
+        The configuration, and what is wrong with the file; empty: nothing.
+
+    Raises:
+        ConfigError: the file was named, and cannot be used.
+    """
+    try:
+        return load(path), ""
+    except ConfigError as error:
+        if path or os.environ.get("SRES_CONFIG"):
+            raise
+        return _usable_sections(chosen_file(path)), str(error)
+
+
+def _usable_sections(file: Path) -> Config:
+    try:
+        data = tomllib.loads(file.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return Config()
+    config = Config()
+    for name, value in data.items():
+        with contextlib.suppress(ConfigError, msgspec.ValidationError):
+            _refuse_unknown({name: value}, name)
+            found = msgspec.convert({name: value}, Config)
+            _check_ranges(found, name)
+            config = msgspec.structs.replace(config, **{name: getattr(found, name)})
+    return config
 
 
 def _refuse_unknown(data: dict[str, Any], where: str) -> None:

@@ -19,6 +19,7 @@ import psutil
 from slurm_resilience import __version__, config, daemon_log
 from slurm_resilience.agent.daemon import Daemon
 from slurm_resilience.agent.facts import SlurmFacts
+from slurm_resilience.child_exits import keep_exit_codes
 from slurm_resilience.clock import SystemClock
 from slurm_resilience.errors import SresError
 from slurm_resilience.health.check_registry import refuse_unknown_names
@@ -187,6 +188,7 @@ def _once(settings: config.Config, name: str, facts: SlurmFacts, form: str) -> i
 
 def main() -> None:
     """Console entry: expected errors become one line and an exit code."""
+    keep_exit_codes()
     try:
         sresd(standalone_mode=True)
     except SresError as error:

@@ -40,9 +40,13 @@ class ClusterView:
 
     @functools.cached_property
     def config(self) -> Config:
-        from slurm_resilience.config import load
+        from slurm_resilience.cli.tables import tell
+        from slurm_resilience.config import load_usable
 
-        return load(self.config_path)
+        config, trouble = load_usable(self.config_path)
+        if trouble:
+            tell(f"sres: warning: {trouble}; what cannot be used of the file is left out here")
+        return config
 
     @functools.cached_property
     def client(self) -> SlurmClient:

@@ -14,6 +14,7 @@ from typing import Any
 import click
 
 from slurm_resilience import __version__
+from slurm_resilience.child_exits import keep_exit_codes
 from slurm_resilience.cli.controller import ClusterView
 from slurm_resilience.cli.shared_options import config_option
 from slurm_resilience.errors import SresError, UsageError
@@ -142,6 +143,7 @@ def _shortened(word: str) -> str:
 
 def main() -> None:
     """Run the console entry."""
+    keep_exit_codes()
     code = call()
     if code == _BROKEN_PIPE:
         # Python flushes stdout once more at its end, and would complain about the pipe again.

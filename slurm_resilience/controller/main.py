@@ -25,6 +25,7 @@ import click
 import msgspec
 
 from slurm_resilience import __version__, daemon_log
+from slurm_resilience.child_exits import keep_exit_codes
 from slurm_resilience.clock import Clock, SteadyClock, SystemClock
 from slurm_resilience.config import OPTION_HELP, Config, chosen_file, load
 from slurm_resilience.controller.act.actor import Actor
@@ -566,6 +567,7 @@ def _command(config_path: str | None, once: bool, dry_run: bool, log_level: str)
 
 def main() -> None:
     """Run the console script."""
+    keep_exit_codes()
     try:
         _command(standalone_mode=False)
     except click.ClickException as error:

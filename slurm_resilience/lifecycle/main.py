@@ -22,6 +22,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import BinaryIO
 
+from slurm_resilience.child_exits import keep_exit_codes
 from slurm_resilience.clock import SYSTEM_CLOCK, Clock
 from slurm_resilience.errors import SresError, UsageError
 from slurm_resilience.lifecycle import identity
@@ -222,6 +223,7 @@ def _parser() -> argparse.ArgumentParser:
 
 def main() -> None:
     """Run the command line."""
+    keep_exit_codes()
     words = _parser().parse_args()
     try:
         plan = _plan_of(words)

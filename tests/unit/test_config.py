@@ -82,6 +82,42 @@ def test_the_ends_of_a_percentage_are_allowed() -> None:
     assert (checks.memory_tolerance_percent, checks.disk_full_percent) == (0.0, 100.0)
 
 
+@pytest.mark.parametrize(
+    ("text", "says", "port", "breaker"),
+    [
+        ("[controller]\nport = 7000\n[breaker]\nquiet = 5\n", "", 7000, 5.0),
+        ("[controller]\nport = 7000\n[breaker]\nquiet = 'x'\n", "breaker.quiet", 7000, None),
+        ("[controller]\nport = -1\n[breaker]\nquiet = 5\n", "controller.port", None, 5.0),
+        ("[controller]\nprot = 7000\n[breaker]\nquiet = 5\n", "did you mean", None, 5.0),
+        ("nonsense = 1\n[breaker]\nquiet = 5\n", "nonsense", None, 5.0),
+        ("controller = 5\n[breaker]\nquiet = 5\n", "write [controller]", None, 5.0),
+        ("[controller\nport = 7000\n", "not valid TOML", None, None),
+        ("\xff", "cannot be read", None, None),
+    ],
+)
+def test_what_can_be_used_of_the_sites_file_is_used(
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    text: str,
+    says: str,
+    port: int | None,
+    breaker: float | None,
+) -> None:
+    """`sres pause` has to reach sresctld while another edits the file."""
+    file = tmp_path / "sres.toml"
+    file.write_bytes(text.encode("latin-1"))
+    monkeypatch.setattr(config, "DEFAULT_PATH", str(file))
+    monkeypatch.delenv("SRES_CONFIG", raising=False)
+    found, trouble = config.load_usable()
+    assert says in trouble and bool(trouble) == bool(says)
+    usual = config.Config()
+    assert found.controller.port == (port or usual.controller.port)
+    assert found.breaker.quiet == (breaker or usual.breaker.quiet)
+    if trouble:
+        with pytest.raises(ConfigError):
+            config.load_usable(file)
+
+
 def test_a_named_file_must_exist(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="no such file"):
         config.load(tmp_path / "missing.toml")

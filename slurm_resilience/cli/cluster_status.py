@@ -74,7 +74,7 @@ def status(cluster: ClusterView, form: str) -> None:
     if form == "json":
         print_json(picture)
     else:
-        click.echo("\n".join(_lines(picture, now, cluster.config.controller.interval)))
+        click.echo("\n".join(_lines(picture, now, cluster.usable_config.controller.interval)))
     problem = away or failed
     if problem is not None:
         raise problem

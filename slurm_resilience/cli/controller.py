@@ -40,6 +40,13 @@ class ClusterView:
 
     @functools.cached_property
     def config(self) -> Config:
+        from slurm_resilience.config import load
+
+        return load(self.config_path)
+
+    @functools.cached_property
+    def usable_config(self) -> Config:
+        """The usable part of the configuration: enough to ask Slurm and sresctld."""
         from slurm_resilience.cli.tables import tell
         from slurm_resilience.config import load_usable
 
@@ -52,7 +59,7 @@ class ClusterView:
     def client(self) -> SlurmClient:
         from slurm_resilience.slurm.cli import CliClient
 
-        return CliClient(self.config.slurm_bin)
+        return CliClient(self.usable_config.slurm_bin)
 
     @functools.cached_property
     def info(self) -> ClusterInfo:
@@ -124,7 +131,7 @@ class ClusterView:
         """
         from slurm_resilience.wire.client import Connection
 
-        config, info = self.config, self.settings()
+        config, info = self.usable_config, self.settings()
         failed = WireError("sresctld does not answer: Slurm names no controller")
         # It runs where slurmctld is primary: after a take-over that is another of them.
         for host in config.controller.hosts or info.controllers:

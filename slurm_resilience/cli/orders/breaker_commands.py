@@ -32,7 +32,7 @@ def breaker(context: click.Context, cluster: ClusterView, form: str) -> None:
     if form == "json":
         print_json(state)
         return
-    now, settings = moment_of(status), cluster.config.breaker
+    now, settings = moment_of(status), cluster.usable_config.breaker
     if state.get("tripped_at"):
         since = duration(now - state["tripped_at"])
         click.echo(field("breaker", f"tripped {since} ago: {state['text']}", alert=True))

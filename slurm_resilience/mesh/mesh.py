@@ -170,7 +170,11 @@ class Mesh:
         self._closing = False
 
     def start(self) -> Mesh:
-        """Start its thread; the others can see this process from now on."""
+        """Start its thread; the others can see this process from now on.
+
+        Raises:
+            OSError, UsageError: see `RendezvousEntry.begin`.
+        """
         self._entry.begin()
         with self._lock:
             self._dial_known()

@@ -41,7 +41,14 @@ class RendezvousEntry:
         self._closing = False
 
     def begin(self) -> None:
-        """Make this process known, and keep it so."""
+        """Make this process known, and keep it so.
+
+        Raises:
+            OSError, UsageError: it cannot be written down, and is the first one of its seat. At a
+                start, processes that do not find each other would train apart.
+        """
+        if self._me.incarnation == 0:
+            self._rendezvous.enter(self._me)
         self._write()
         if isinstance(self._rendezvous, SharedDirectory):
             # A thread of its own: a shared file system may hang.

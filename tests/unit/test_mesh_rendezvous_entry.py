@@ -13,6 +13,7 @@ from mesh_peers import crew, leave, until, world
 from slurm_resilience.mesh import rendezvous_entry
 from slurm_resilience.mesh.model import Peer
 from slurm_resilience.mesh.rendezvous import SharedDirectory
+from slurm_resilience.mesh.rendezvous_entry import RendezvousEntry
 
 
 class Full(SharedDirectory):
@@ -44,6 +45,13 @@ def test_a_process_that_comes_while_the_disk_is_full(
         assert caplog.text.count("(No space left on device)") == 1
         full.has_room.set()
         until(entry(tmp_path, newcomer.me.id).exists, "it is written when there is room")
+
+
+def test_a_first_process_needs_the_directory(tmp_path: Path) -> None:
+    """Several that cannot find each other would each begin the training."""
+    first = Peer("first", 0, node="n", host="127.0.0.1")
+    with pytest.raises(OSError, match="No space left"):
+        RendezvousEntry(Full(tmp_path), first).begin()
 
 
 def test_a_directory_that_was_removed(tmp_path: Path) -> None:

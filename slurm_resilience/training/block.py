@@ -402,10 +402,11 @@ class BlockRunner:
             log.warning("generation %d: %d of %d ranks; %s", number, view.size, session.seats, text)
 
     def _tell_resize(self, size: int) -> None:
-        """Call the user's hook if the world has another size than the last one."""
-        before, self._last_size = self._last_size, size
-        if size != before and self._options.on_resize is not None:
-            self._options.on_resize(self._session, before, size)
+        """Call the user's hook if the world has another size than the last one it was told of. One
+        that raised, or was cut off by the end of its world, has not heard of it."""
+        if size != self._last_size and self._options.on_resize is not None:
+            self._options.on_resize(self._session, self._last_size, size)
+        self._last_size = size
 
     def _event(self, name: str, **details: Any) -> None:
         """Call the user's hook. It logs, and a log that cannot be reached ends no training."""

@@ -13,6 +13,7 @@ pytest.importorskip("torch", reason="torch is not installed")
 from slurm_resilience.errors import UsageError
 from slurm_resilience.training import block
 from slurm_resilience.training.options import Options
+from slurm_resilience.training.recovery.exceptions import Interrupted
 
 
 class Runs:
@@ -91,6 +92,24 @@ def test_a_change_of_size_is_told_to_the_script() -> None:
     assert told == [("session", 4, 3), ("session", 3, 2), ("session", 2, 4)]
     runner._options = Options()
     runner._tell_resize(1)
+
+
+def test_a_resize_hook_that_was_cut_off_is_called_again() -> None:
+    told: list[tuple[int, int]] = []
+
+    def hook(_: object, before: int, size: int) -> None:
+        told.append((before, size))
+        if len(told) == 1:
+            raise Interrupted("its world is over")
+
+    runner = block.BlockRunner.__new__(block.BlockRunner)
+    runner._session, runner._last_size = "session", 4  # type: ignore[assignment]
+    runner._options = Options(on_resize=hook)
+    with pytest.raises(Interrupted):
+        runner._tell_resize(2)
+    runner._tell_resize(2)
+    runner._tell_resize(2)
+    assert told == [(4, 2), (4, 2)]
 
 
 async def later(session: Any) -> None:

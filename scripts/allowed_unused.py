@@ -86,3 +86,6 @@ elastic_seconds
 
 # urllib calls it.
 _.redirect_request
+
+# Compared with the other fields, as a whole (training/compat.py, MeshPlace).
+coordinate

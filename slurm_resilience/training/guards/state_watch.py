@@ -105,7 +105,8 @@ class StateWatch:
             if not knows_place and not self._may_count:
                 self._warn(
                     "this loop takes its batches neither from s.loader nor by s.step: after a "
-                    "fault the function begins anew, and so would the loop, with its first batch"
+                    "fault the function begins anew, and so would the loop, with its first batch, "
+                    "unless it begins with the step that s.track has returned"
                 )
         changed += tuple(
             name for name, one in self._others.items() if self._contents[name] != _content(one)

@@ -278,7 +278,16 @@ def test_pyslurm_has_one_door() -> None:
     assert offenders(users, f"{HOME}.slurm.pyslurm") == []
 
 
-COMMON = {"child_group", "clock", "config", "daemon_log", "errors", "model", "trusted_paths"}
+COMMON = {
+    "child_exits",
+    "child_group",
+    "clock",
+    "config",
+    "daemon_log",
+    "errors",
+    "model",
+    "trusted_paths",
+}
 MAY_IMPORT = {
     # A room: the rooms it may import, besides its own.
     "agent": COMMON | {"health", "lifecycle", "slurm", "wire"},

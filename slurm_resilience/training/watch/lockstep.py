@@ -72,7 +72,8 @@ def told(begun: BatchBegun) -> str:
 
 def heard(text: str) -> BatchBegun:
     """Return what `told` was given; no batch, where that cannot be read."""
-    parts = text.split(".")
-    if len(parts) != len(BatchBegun._fields) or not all(part.isdigit() for part in parts):
+    try:
+        batch, step, world = map(int, text.split("."))
+    except ValueError:
         return BatchBegun(0, -1, 0)
-    return BatchBegun(*map(int, parts))
+    return BatchBegun(batch, step, world)

@@ -316,7 +316,7 @@ MAY_IMPORT = {
     "inject": COMMON | {"health", "lab"},
     "lab": {"config", "errors", "slurm"},
     "launcher": {"clock", "errors", "mesh"},
-    "lifecycle": {"clock", "config", "errors", "model", "slurm", "trusted_paths"},
+    "lifecycle": {"child_exits", "clock", "config", "errors", "model", "slurm", "trusted_paths"},
     "mesh": {"clock", "errors", "wire"},
     "replace": COMMON | {"slurm"},
     "resume": COMMON | {"flight", "mesh", "slurm", "wire"},

@@ -72,8 +72,7 @@ def told(begun: BatchBegun) -> str:
 
 def heard(text: str) -> BatchBegun:
     """Return what `told` was given; no batch, where that cannot be read."""
-    try:
-        batch, step, world = map(int, text.split("."))
-    except ValueError:
+    numbers = [int(part) for part in text.split(".") if part.isdecimal()]
+    if len(numbers) != text.count(".") + 1 or len(numbers) != len(BatchBegun.__annotations__):
         return BatchBegun(0, -1, 0)
-    return BatchBegun(batch, step, world)
+    return BatchBegun(*numbers)

@@ -73,6 +73,5 @@ def told(begun: BatchBegun) -> str:
 def heard(text: str) -> BatchBegun:
     """Return what `told` was given; no batch, where that cannot be read."""
     numbers = [int(part) for part in text.split(".") if part.isdecimal()]
-    if len(numbers) != text.count(".") + 1 or len(numbers) != len(BatchBegun.__annotations__):
-        return BatchBegun(0, -1, 0)
-    return BatchBegun(*numbers)
+    is_whole = len(numbers) == text.count(".") + 1 == 3
+    return BatchBegun(*numbers) if is_whole else BatchBegun(0, -1, 0)

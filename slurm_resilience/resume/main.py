@@ -8,11 +8,11 @@ from __future__ import annotations
 import contextlib
 import gc
 import os
-import signal
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
+from slurm_resilience.child_exits import keep_exit_codes
 from slurm_resilience.errors import MissingTool, SresError, UsageError
 from slurm_resilience.resume.call.own_marker import MARKER, is_called_back, own_marker
 
@@ -57,9 +57,8 @@ def main() -> None:
 def run(srun: str, args: Sequence[str]) -> int:
     """Call `start.supervise` at a process border: errors become a line and a code."""
     _open_standard_streams()
-    # Where the caller ignores it, the kernel keeps no child's exit code, and Python takes each one
-    # for 0: the program would have ended well, whatever it did, and Slurm have taken every order.
-    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    # Else a program that failed would have ended well.
+    keep_exit_codes()
     # Nothing of what is loaded is garbage: to look for some is a sixth of the time. On again in
     # `start.load_late`.
     gc.disable()

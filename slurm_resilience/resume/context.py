@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import msgspec
 
@@ -20,6 +20,7 @@ from slurm_resilience.resume.srun.step import SrunStep
 from slurm_resilience.resume.srun.task_reports import TaskReports
 from slurm_resilience.resume.srun.user_signals import UserSignals
 from slurm_resilience.resume.supervisor_link import SupervisorLink
+from slurm_resilience.resume.task_labels import TaskNumbers
 from slurm_resilience.slurm.client import SlurmClient
 
 
@@ -51,6 +52,29 @@ class SupervisorContext(msgspec.Struct, frozen=True):
     def quiet(self) -> int:
         """Return how often the user said --quiet."""
         return quietness(self.command)
+
+    def start_join(
+        self, argv: Sequence[str], environment: dict[str, str], numbers: TaskNumbers | None
+    ) -> SrunStep:
+        """Start the srun of a step that joins one which lives.
+
+        Args:
+            argv: of srun.
+            environment: of srun.
+            numbers: of its tasks among all, where srun labels their lines.
+
+        Raises:
+            MissingTool: srun cannot be started.
+        """
+        return self.host_calls.start_srun(
+            argv,
+            environment,
+            self.wake.set,
+            on_news=self.wake.set,
+            clock=self.clock,
+            numbers=numbers,
+            quiet=self.quiet,
+        )
 
     def user_ended(self, step: SrunStep, stopped_by_us: bool) -> str:
         """Return the name of the user's signal that ended this step; empty: none did.

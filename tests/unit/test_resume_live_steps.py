@@ -39,12 +39,12 @@ def steps(monkeypatch: pytest.MonkeyPatch) -> LiveSteps:
     monkeypatch.setattr(live_steps, "end_step", lambda step, *_, **__: step.kill())
     context: Any = SimpleNamespace(
         clock=SYSTEM_CLOCK,
-        quiet=0,
+        start_join=lambda argv, environment, _: HeldUpSrun(argv, environment, lambda: None),
         client=SimpleNamespace(steps=lambda _: ()),
         allocation=SimpleNamespace(id=7),
         limits=SimpleNamespace(grace=0.0),
         host="n1",
-        host_calls=SimpleNamespace(start_srun=HeldUpSrun, connections=lambda _: 0),
+        host_calls=SimpleNamespace(connections=lambda _: 0),
         wake=SimpleNamespace(set=lambda: None),
         user_signals=SimpleNamespace(starting=contextlib.nullcontext(), steps=[]),
         user_ended=lambda step, stopped_by_us: "",

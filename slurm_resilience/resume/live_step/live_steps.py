@@ -236,17 +236,7 @@ class LiveSteps:
         """
         context = self._context
         with context.user_signals.starting:
-            wake = context.wake.set
-            start = context.host_calls.start_srun
-            step = start(
-                argv,
-                environment,
-                wake,
-                on_news=wake,
-                clock=context.clock,
-                numbers=numbers,
-                quiet=context.quiet,
-            )
+            step = context.start_join(argv, environment, numbers)
             context.user_signals.steps.append(step)
         self._sruns[number] = LiveSrun(step, number)
 

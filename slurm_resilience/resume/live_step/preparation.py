@@ -119,17 +119,7 @@ class Preparation:
         with contextlib.suppress(SresError, OSError):
             file.unlink(missing_ok=True)
             argv, environment = line({**variables, HOLD: str(file)})
-            wake = context.wake.set
-            begin = context.host_calls.start_srun
-            step = begin(
-                argv,
-                environment,
-                wake,
-                on_news=wake,
-                clock=context.clock,
-                numbers=numbers,
-                quiet=context.quiet,
-            )
+            step = context.start_join(argv, environment, numbers)
             until = context.clock.monotonic() + HOLD_SECONDS - LAST_MOMENT_SECONDS
             self._prepared = PreparedJoin(node, dict(variables), file, step, until)
             context.events.write("preparing", nodes=[node])

@@ -161,7 +161,8 @@ def repair_order(state_dir: Path, incident: Incident, seconds: float) -> RepairO
     directory = state_dir / "runs" / f"{incident.id}-{incident.attempts}"
     verbs: Mapping[str, Verb] = {REBOOT: "reboot", RESET: "reset"}
     verb = verbs.get(incident.action, "replace")
-    return RepairOrder(directory, verb, incident.node, incident.action, seconds)
+    was_begun = 0 < incident.attempts == incident.carried_out
+    return RepairOrder(directory, verb, incident.node, incident.action, seconds, was_begun)
 
 
 def _repairs(

@@ -16,7 +16,7 @@ import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 from typing import Protocol
 
@@ -39,6 +39,8 @@ RESERVED_OUTPUT_BYTES = 64 << 10
 would the program, in the middle or when the machine is replaced already: it would be done twice."""
 
 _libc = ctypes.CDLL(None, use_errno=True)
+_REMOVED = " (deleted)"
+"""The kernel's note on the name of an open file that was removed (proc_pid_fd(5))."""
 _BEHIND_THE_END = 1
 """FALLOC_FL_KEEP_SIZE of fallocate(2)."""
 
@@ -60,7 +62,7 @@ class RunHost(Protocol):
         ...
 
     def is_held(self, directory: Path) -> bool:
-        """Tell whether a process holds the run's lock."""
+        """Tell whether a process holds the run's lock, though its directory may be removed."""
         ...
 
     def terminate(self, directory: Path) -> None:
@@ -77,6 +79,8 @@ class ThisHost:
 
     def __init__(self) -> None:
         self._children: list[subprocess.Popen[bytes]] = []
+        self._let_go: set[Path] = set()
+        """Runs without a directory that no process holds: so it stays, and is not looked for."""
 
     def lack_of_room(self, directory: Path) -> str:
         return lack_of_room(directory)
@@ -111,7 +115,7 @@ class ThisHost:
         try:
             lock = os.open(directory / LOCK, os.O_RDONLY | os.O_CLOEXEC)
         except FileNotFoundError:
-            return False
+            return bool(self._holders(directory))
         except OSError:
             return True  # it cannot be looked at, so it is not given up
         try:
@@ -124,21 +128,31 @@ class ThisHost:
 
     def terminate(self, directory: Path) -> None:
         number = _text(directory / RUNNER)
-        if not number:
-            return
-        with contextlib.suppress(ProcessLookupError):
-            process = os.pidfd_open(int(number))
-            try:
-                # Looked at after it was opened: it is this very process that gets the signal.
-                if _is_runner_of(int(number), directory):
-                    signal.pidfd_send_signal(process, signal.SIGTERM)
-            finally:
-                os.close(process)
+        numbers = (int(number),) if number else self._holders(directory)
+        for candidate in numbers:
+            with contextlib.suppress(ProcessLookupError):
+                process = os.pidfd_open(candidate)
+                try:
+                    # Looked at after it was opened: it is this very process that gets the signal.
+                    if _is_runner_of(candidate, directory):
+                        signal.pidfd_send_signal(process, signal.SIGTERM)
+                finally:
+                    os.close(process)
 
     def reap(self) -> None:
         for child in list(self._children):
             if child.poll() is not None:
                 self._children.remove(child)
+
+    def _holders(self, directory: Path) -> Collection[int]:
+        """Return the processes that hold the lock of a run whose directory was removed."""
+        if directory in self._let_go:
+            return ()
+        # The kernel names an open file without symbolic links.
+        holders = _holders_of_removed(os.path.realpath(directory / LOCK))
+        if not holders:
+            self._let_go.add(directory)
+        return holders
 
 
 THIS_HOST: RunHost = ThisHost()
@@ -203,13 +217,16 @@ def reserve(path: Path, size: int) -> None:
         os.close(file)
 
 
-def status(directory: Path, now: float, host: RunHost = THIS_HOST) -> Run:
+def status(
+    directory: Path, now: float, host: RunHost = THIS_HOST, *, was_begun: bool = False
+) -> Run:
     """Return the present state of the run.
 
     Args:
         directory: names the run.
         now: seconds since the epoch.
         host: where it runs.
+        was_begun: it has had its directory, which is nowhere else written down.
     """
     host.reap()
     # The lock first: a run that ends between the two looks has written its exit code by then.
@@ -223,8 +240,11 @@ def status(directory: Path, now: float, host: RunHost = THIS_HOST) -> Run:
     if is_running:
         return Run("running", output=output)
     # A runner's first act is to write down its process id.
-    has_begun = bool(_text(directory / RUNNER))
-    return Run("lost" if has_begun else "unbegun", output=output, ended_at=now)
+    if _text(directory / RUNNER):
+        return Run("lost", output=output, ended_at=now)
+    if was_begun and not (directory / RUNNER).exists():
+        return Run("lost", output=f"{directory} was removed", ended_at=now)
+    return Run("unbegun", output=output, ended_at=now)
 
 
 def is_unfinished(directory: Path, host: RunHost = THIS_HOST) -> bool:
@@ -277,7 +297,7 @@ class ProgramReplacer:
         start(order.directory, self._program, order.verb, order.node, order.seconds, self._host)
 
     def status(self, order: RepairOrder, node: Node | None, now: float) -> Run:
-        return status(order.directory, now, self._host)
+        return status(order.directory, now, self._host, was_begun=order.was_begun)
 
     def stop(self, order: RepairOrder) -> None:
         stop(order.directory, self._host)
@@ -289,6 +309,25 @@ def _is_runner_of(pid: int, directory: Path) -> bool:
     except OSError:
         return False
     return os.fsencode(directory) in words
+
+
+def _holders_of_removed(path: str) -> list[int]:
+    """Return the processes that have a file open which was removed from this path."""
+    found = []
+    for process in Path("/proc").glob("[0-9]*"):
+        if path + _REMOVED in _open_files(process / "fd"):
+            found.append(int(process.name))
+    return found
+
+
+def _open_files(directory: Path) -> set[str]:
+    """Return the names of a process's open files; none: it has ended, or is another user's."""
+    names = set()
+    with contextlib.suppress(OSError):
+        for number in directory.iterdir():
+            with contextlib.suppress(OSError):  # it was closed meanwhile
+                names.add(str(number.readlink()))
+    return names
 
 
 def _text(path: Path) -> str:

@@ -56,6 +56,8 @@ class RepairOrder(msgspec.Struct, frozen=True):
     """The node's Reason as long as the repair is under way."""
     seconds: float
     """The time limit."""
+    was_begun: bool = False
+    """Its start was carried out: where the directory is gone, a person has removed it."""
 
 
 class Replacer(Protocol):

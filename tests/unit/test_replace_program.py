@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import resource
+import shutil
 import signal
 import subprocess
 import sys
@@ -276,9 +277,39 @@ def test_an_exit_code_waits_for_a_disk_however_long(
     monkeypatch.setattr(program_runner, "write_in_place", is_read_only)
     program_runner._leave_result(tmp_path / "rc", 7)
     assert (tmp_path / "rc").read_text().strip() == "7"
-    # Where the directory is gone no later look would find it.
+    # Where the file system is gone no later look would find it.
     monkeypatch.setattr(program_runner, "write_in_place", program.write_in_place)
-    program_runner._leave_result(tmp_path / "gone" / "rc", 7)
+    program_runner._leave_result(tmp_path / "gone" / "1-1" / "rc", 7)
+    assert not (tmp_path / "gone").exists()
+
+
+@pytest.mark.parametrize("end", ["by itself", "stopped"])
+def test_a_run_whose_directory_a_person_removes_is_under_way_until_its_end(
+    tmp_path: Path, script: Callable[[str], list[str]], end: str
+) -> None:
+    directory, go, runs = tmp_path / "link" / "1-1", tmp_path / "go", tmp_path / "runs"
+    runs.mkdir()
+    (tmp_path / "link").symlink_to(runs)
+    line = script(f"while [ ! -e {go} ]; do sleep 0.05; done; exit 3")
+    program.start(directory, line, "replace", "n7", 60)
+    until((tmp_path / "pids").exists, "the program runs")
+    shutil.rmtree(directory)
+    assert program.status(directory, time.time(), was_begun=True).state == "running"
+    assert program.is_unfinished(directory)
+    assert not program.is_unfinished(tmp_path / "link" / "1-2")
+    if end == "stopped":
+        program.stop(directory)
+    else:
+        go.touch()
+    run = ended(directory)
+    assert (run.state, run.rc) == ("ended", 3 if end == "by itself" else 143)
+
+
+def test_a_run_that_was_begun_and_left_nothing_is_lost(tmp_path: Path) -> None:
+    """A person removed its directory, and the machine was rebooted, say."""
+    assert program.status(tmp_path / "1-1", 5.0).state == "unbegun"
+    run = program.status(tmp_path / "1-1", 5.0, was_begun=True)
+    assert (run.state, run.output) == ("lost", f"{tmp_path / '1-1'} was removed")
 
 
 def test_a_runner_that_cannot_say_that_it_runs_starts_nothing(

@@ -393,6 +393,11 @@ MUTATIONS: dict[str, tuple[ClusterRule, tuple[FaultKind, ...], tuple[Patch, ...]
         (Kind.PERSON_ASKS,),
         ((SimHost, "is_held", lambda *_: False),),
     ),
+    "a run without its directory was never begun": (
+        ClusterRule.ONCE,
+        (Kind.DISK_RUNS, Kind.RUNS_REMOVED, Kind.POWER, Kind.PROGRAM_FAILS, Kind.PROGRAM_SLOW),
+        ((Journal, "note_carried_out", no_op),),
+    ),
     "a person's reason is taken for Slurm's own": (
         ClusterRule.PERSONS_NODE,
         (Kind.PERSON_DRAINS, Kind.SICK_REBOOT),

@@ -113,6 +113,7 @@ class RepairActs:
                 incident.id,
                 incident.attempts,
             )
+        self._journal.note_carried_out(incident.id)
 
     def go_on(self, snapshot: ClusterSnapshot, action: ContinueReplacement) -> None:
         """Do the next act of a repair, unless anything has changed at the node meanwhile."""

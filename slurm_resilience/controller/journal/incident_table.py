@@ -153,6 +153,11 @@ class IncidentTable:
         """Remember that an incident's alarm was raised."""
         self._save(msgspec.structs.replace(self.incident(incident_id), alarmed=True))
 
+    def note_carried_out(self, incident_id: int) -> None:
+        """Remember that the start of an incident's last attempt was carried out."""
+        incident = self.incident(incident_id)
+        self._save(msgspec.structs.replace(incident, carried_out=incident.attempts))
+
     def note_put_back(self, incident_id: int, at: float) -> None:
         """Remember when (epoch) a person put the node back during a pause; 0: it is out again."""
         incident = self.incident(incident_id)

@@ -67,6 +67,9 @@ class Incident(msgspec.Struct, frozen=True):
     """The node came back by itself: it need not be another boot or machine."""
     unbegun: tuple[int, ...] = ()
     """The attempts in which nothing was begun: they count for nothing."""
+    carried_out: int = 0
+    """The last attempt whose start was carried out. Without its run's directory, which a person may
+    remove, its end is unknown; an attempt that was only written down here was never begun."""
     evidence: str = ""
     """The directory of what was saved of the node, or why there is nothing; empty: not yet."""
 

@@ -22,6 +22,8 @@ from slurm_resilience.simulate.schedule import Schedule
 
 BURST_SECONDS = 60.0
 """Faults of one burst happen within this time."""
+REMOVAL_SECONDS = 900.0
+"""A person who removes the directories of runs does so while one runs, if one does by then."""
 SCRIPTS_SHARE, SCRIPT_SECONDS, LOOK_OF_SCRIPT_SECONDS = 0.3, 600.0, 0.3
 """So often a script deletes reservations: for so long, with so much between two looks."""
 HAND_SECONDS, LOOK_OF_HAND_SECONDS = 1200.0, 7.0
@@ -78,6 +80,7 @@ class FaultKind(enum.StrEnum):
     PERSON_WRITES_LINES = "a person's reason has more lines, and the first one reads like a request"
     DISK_JOURNAL = "the journal's disk is full"
     DISK_RUNS = "the disk of the program's runs is full"
+    RUNS_REMOVED = "a person removes the directories of the program's runs"
     PERSON_DRAINS = "a person drains a node"
     PERSON_PUTS_BACK = "a person drains a node, and puts it back minutes later"
     PERSON_RESUMES = "a person resumes a node that is out of service"
@@ -161,11 +164,12 @@ def plan(
     random = Random(f"{seed}/plan")
     # A lemon stands for some of the machines that are replaced: so a seed's other faults stay the
     # same with it and without it.
-    lemon, reset = FaultKind.LEMON, FaultKind.SICK_RESET
-    apart = SPARE_KINDS | {lemon, reset, FaultKind.SCONTROL_REBOOT}
+    lemon, reset, removed = FaultKind.LEMON, FaultKind.SICK_RESET, FaultKind.RUNS_REMOVED
+    apart = SPARE_KINDS | {lemon, reset, removed, FaultKind.SCONTROL_REBOOT}
     ordered: list[FaultKind] = [kind for kind in FaultKind if kind in kinds and kind not in apart]
     lemons, resets = Random(f"{seed}/lemons"), Random(f"{seed}/resets")
-    alone: list[FaultKind] = [kind for kind in (lemon, reset) if kind in kinds]
+    removals = Random(f"{seed}/removals")
+    alone: list[FaultKind] = [kind for kind in (lemon, reset, removed) if kind in kinds]
     count = max(1, round(hours * a_hour))
     faults = _plan_spares(seed, hours, a_hour, kinds) + _plan_reboots(seed, hours, kinds)
     if not ordered and not alone:
@@ -181,6 +185,8 @@ def plan(
                 kind = lemon
             if kind is FaultKind.SICK_REBOOT and reset in kinds and resets.random() < 0.5:
                 kind = reset
+            if kind is FaultKind.DISK_RUNS and removed in kinds and removals.random() < 0.5:
+                kind = removed
             faults.append(PlannedFault(at, kind, f"{seed}/{len(faults) - spared}"))
     return sorted(faults)
 
@@ -464,6 +470,19 @@ def _disk_runs(world: FaultyWorld, random: Random) -> None:
     world.schedule.after(random.uniform(5.0, 90.0), free)
 
 
+def _runs_removed(world: FaultyWorld, random: Random) -> None:
+    """Remove the directories while a program runs, should one do so in the next minutes."""
+    until, delay = world.schedule.now + REMOVAL_SECONDS, random.uniform(0.1, 5.0)
+
+    def look() -> None:
+        if world.host.is_busy:
+            world.schedule.after(delay, world.host.remove_runs)
+        elif world.schedule.now < until:
+            world.schedule.after(1.0, look)
+
+    look()
+
+
 def _person_drains(world: FaultyWorld, random: Random) -> None:
     _drain(world, random, random.choice(REASONS))
 
@@ -700,6 +719,7 @@ FAULTS: Mapping[FaultKind, Callable[[FaultyWorld, Random], None]] = {
     FaultKind.PERSON_WRITES_LINES: _person_writes_lines,
     FaultKind.DISK_JOURNAL: _disk_journal,
     FaultKind.DISK_RUNS: _disk_runs,
+    FaultKind.RUNS_REMOVED: _runs_removed,
     FaultKind.PERSON_DRAINS: _person_drains,
     FaultKind.PERSON_PUTS_BACK: _person_puts_back,
     FaultKind.PERSON_RESUMES: _person_resumes,

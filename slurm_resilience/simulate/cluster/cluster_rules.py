@@ -40,6 +40,9 @@ NOTICED_SECONDS = 60.0
 """A dead or sick node is noticed within this time, if nothing keeps sresctld from it."""
 LONGEST_ACT_SECONDS = 40.0
 """An act may end that was begun before sresctld was told to halt: some calls of a slow Slurm."""
+LOST_SECONDS = 20.0
+"""A repair whose end is unknown is not done once more this soon: the node may be on its way back.
+(sresctld waits longer, by a clock that may be stepped.)"""
 SIGTERM = "SIGTERM"
 ALARMS_SECONDS, MOST_ALARMS = 600.0, 5
 """Alarms of one node, or of none, within so many seconds."""
@@ -299,6 +302,13 @@ class ClusterRules:
                 self.break_rule(ClusterRule.MOST_PROGRAMS, text)
         if self.people.asks(name):
             return
+        incident = run.intent.partition("-")[0]
+        for other in self._host.runs.values():
+            is_same = other.intent.partition("-")[0] == incident and other is not run
+            ago = self._schedule.now - other.ended_unseen
+            if is_same and ago < LOST_SECONDS:
+                text = f"{run.intent} starts {ago:.0f} s after the unknown end of {other.intent}"
+                self.break_rule(ClusterRule.ONCE, text)
         self._judge_reboot(name, f"given to the program ({run.verb})")
         hold = self.people.hold(name)
         if hold is not None and hold.since < self._looked_at(name):

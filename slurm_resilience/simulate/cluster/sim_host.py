@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import enum
 import errno
+import shutil
 from collections.abc import Callable, Sequence
 from math import inf
 from pathlib import Path
@@ -45,6 +46,8 @@ class SimRun:
         self.looked_at = began
         """When sresctld last looked at the node before it."""
         self.lives = True
+        self.ended_unseen = -inf
+        """When it ended, where its exit code could not be written down."""
         self.manner = Manner.GOOD
 
     @property
@@ -103,6 +106,16 @@ class SimHost:
     def was_full_at(self, moment: float) -> bool:
         """Tell whether a look at that moment showed the disk as full, and it is still."""
         return self._full_since < moment and not self._looked_early
+
+    @property
+    def is_busy(self) -> bool:
+        """A program runs, and has its directory."""
+        return any(run.lives and run.directory.exists() for run in self.runs.values())
+
+    def remove_runs(self) -> None:
+        """Have a person remove the directories of all runs."""
+        for directory in self.runs:
+            shutil.rmtree(directory, ignore_errors=True)
 
     def restart_seconds(self) -> float:
         """Draw the time until systemd starts sresctld again."""
@@ -191,6 +204,12 @@ class SimHost:
         if not run.lives:
             return
         run.lives = False
+        if not run.directory.exists():
+            if self._random.random() < 0.5:
+                # The directory of all runs is gone as well.
+                run.ended_unseen = self._schedule.now
+                return
+            run.directory.mkdir()
         if not self.full:
             (run.directory / OUTPUT).write_text(f"{run.manner.name.lower()}\n")
         write_in_place(run.directory / RESULT, f"{code}\n")

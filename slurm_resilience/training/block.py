@@ -23,6 +23,7 @@ from slurm_resilience.mesh.model import GenerationEnd, View
 from slurm_resilience.mesh.rendezvous import next_training, note_passed, rendezvous_at
 from slurm_resilience.training import inject
 from slurm_resilience.training.exits import Exits
+from slurm_resilience.training.garbage import older_objects_left_out
 from slurm_resilience.training.guards import block_functions
 from slurm_resilience.training.guards.left_out import UpdateLeftOut
 from slurm_resilience.training.interrupter import Interrupter
@@ -115,7 +116,8 @@ def resilient(block: Callable[..., Any] | None = None, **options: Any) -> Any:
             _refuse_again(getattr(function, "__name__", "?"), where.meet)
             runner = BlockRunner(chosen, *_next_training(where))
             _been.add(where.meet)
-            return runner.run(lambda session: function(session, *args, **more))
+            with older_objects_left_out():
+                return runner.run(lambda session: function(session, *args, **more))
 
         return run
 

@@ -28,8 +28,8 @@ machine is very busy, and for ever now and then."""
 STUCK_SECONDS = 30.0
 """A destructor that takes longer waits for ever: another thread goes on with the next groups."""
 COLLECT_SECONDS = 10.0
-"""Between two collections. One stops the process for 0.1 s and more where torch is loaded (0.3 s
-were measured with four ranks on two cores), so faults in close succession share one."""
+"""Between two collections. One stops the process, for the longer the more the block has made
+(0.02 s and more), so faults in close succession share one."""
 
 
 class DeadGroups(NamedTuple):

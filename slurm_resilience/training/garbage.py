@@ -1,0 +1,29 @@
+"""Keep Python's collector of garbage from looking through torch at each recovery.
+
+The worlds of FSDP that were left hang in reference cycles, so a collection has to follow them. With
+torch loaded it took 0.25 s, in which the process stands still; without what was there before the
+training it takes 0.02 s.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+from collections.abc import Iterator
+
+
+@contextlib.contextmanager
+def older_objects_left_out() -> Iterator[None]:
+    """Have collections within this block leave out what was made before it.
+
+    An object from before that the program drops is let go of all the same, unless a reference cycle
+    holds it: then at the first collection after the block. Where the program has had objects left
+    out itself (`gc.freeze`), these stay so for good.
+    """
+    is_ours = gc.get_freeze_count() == 0
+    gc.freeze()
+    try:
+        yield
+    finally:
+        if is_ours:
+            gc.unfreeze()

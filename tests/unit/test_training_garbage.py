@@ -1,0 +1,58 @@
+"""Collections of garbage leave out what was there before a training, and nothing that it makes."""
+
+from __future__ import annotations
+
+import gc
+import weakref
+from collections.abc import Iterator
+
+import pytest
+
+from slurm_resilience.training.garbage import older_objects_left_out
+
+
+class InCycle:
+    """An object that holds itself."""
+
+    def __init__(self) -> None:
+        self.itself = self
+
+
+@pytest.fixture(autouse=True)
+def _as_before() -> Iterator[None]:
+    gc.unfreeze()
+    yield
+    gc.unfreeze()
+
+
+def dropped() -> weakref.ref[InCycle]:
+    return weakref.ref(InCycle())
+
+
+def test_what_was_there_is_left_out_until_the_end() -> None:
+    # Else it may be collected by chance before the block.
+    gc.disable()
+    try:
+        older = dropped()
+        with older_objects_left_out():
+            newer = dropped()
+            gc.collect()
+            assert newer() is None
+            assert older() is not None
+        gc.collect()
+        assert older() is None
+    finally:
+        gc.enable()
+
+
+def test_it_ends_with_an_exception_too() -> None:
+    with pytest.raises(KeyError), older_objects_left_out():
+        raise KeyError
+    assert gc.get_freeze_count() == 0
+
+
+def test_what_the_program_has_left_out_itself_stays_so() -> None:
+    gc.freeze()
+    with older_objects_left_out():
+        pass
+    assert gc.get_freeze_count() > 0

@@ -142,6 +142,11 @@ def test_on_a_full_cluster_a_repaired_node_is_kept_before_the_queue_gets_it() ->
     returning = incident("n4", NodeState.VALIDATING)
     full = seen(nodes=[*busy, back], incidents=(returning,))
     assert asked(full) == [(PoolEvent.MAKE, ("n4",))]
+    # The incident is a person's only in the next cycle.
+    drained = node("n4", "IDLE+DRAIN", "RMA 4711", partitions=("main",))
+    assert asked(seen(nodes=[*busy, drained], incidents=(returning,))) == []
+    held = seen("n4", nodes=[*busy, drained], pool=kept("n4"), incidents=(returning,))
+    assert asked(held) == [(PoolEvent.REMOVE, ())]
 
 
 def test_a_restart_of_slurmctld_empties_no_pool() -> None:

@@ -111,6 +111,8 @@ PINNED: dict[int, str] = {
     18002519: "Slurm rebooted a node for one person, which another one had asked of sresctld",
     50000291: "the simulated Slurm never ended a job whose nodes were cut off as it ended",
     90000372: "a person held a node in Slurm's own words, and then had Slurm reboot it",
+    100000855: "a person drained a repaired node, which became a spare in the same cycle",
+    100000943: "a node was heard after a repair whose end is unknown, and then was sick again",
     961236: "a job was given nodes, and its supervisor said nothing of them",
 }
 """Hours of six faults, as a campaign has them, in which a rule was broken once, and why."""

@@ -14,7 +14,7 @@ import msgspec
 
 from slurm_resilience.config import Config, SparePoolSettings
 from slurm_resilience.controller.actions import AskForPool
-from slurm_resilience.controller.diagnose import NodeDiagnosis
+from slurm_resilience.controller.diagnose import NodeDiagnosis, is_kept_instead
 from slurm_resilience.controller.observe import ClusterSnapshot
 from slurm_resilience.controller.spares.pool_lifecycle import PoolEvent, PoolState
 from slurm_resilience.controller.spares.pool_records import MovePool, SparePool
@@ -269,7 +269,7 @@ def may_stay(
         return False
     incident = snapshot.incidents.get(name)
     if incident is not None:
-        return incident.state.is_coming_back and "MAINTENANCE" not in node.flags
+        return _is_on_its_way(snapshot, node)
     # A restart of slurmctld shows all nodes so for a moment.
     responding = msgspec.structs.replace(node, flags=node.flags - {"NOT_RESPONDING"})
     return responding.is_available and diagnoses[name].kind in FIT
@@ -294,13 +294,17 @@ def _is_free(
 
 
 def _comes_back(snapshot: ClusterSnapshot, node: Node, taken: Collection[str]) -> bool:
+    return _is_on_its_way(snapshot, node) and not node.has_work and node.name not in taken
+
+
+def _is_on_its_way(snapshot: ClusterSnapshot, node: Node) -> bool:
+    """Tell whether a node comes back from its repair, and no person keeps it for anything else."""
     incident = snapshot.incidents.get(node.name)
     return (
         incident is not None
         and incident.state.is_coming_back
-        and not node.has_work
         and "MAINTENANCE" not in node.flags
-        and node.name not in taken
+        and not is_kept_instead(node, incident.action, snapshot.site.slurm_users)
     )
 
 

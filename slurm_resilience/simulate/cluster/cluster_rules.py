@@ -41,8 +41,8 @@ NOTICED_SECONDS = 60.0
 LONGEST_ACT_SECONDS = 40.0
 """An act may end that was begun before sresctld was told to halt: some calls of a slow Slurm."""
 LOST_SECONDS = 20.0
-"""A repair whose end is unknown is not done once more this soon: the node may be on its way back.
-(sresctld waits longer, by a clock that may be stepped.)"""
+"""A repair whose end is unknown is not done once more this soon, unless its node has been heard
+since: it may be on its way back. (sresctld waits longer, by a clock that may be stepped.)"""
 SIGTERM = "SIGTERM"
 ALARMS_SECONDS, MOST_ALARMS = 600.0, 5
 """Alarms of one node, or of none, within so many seconds."""
@@ -306,7 +306,8 @@ class ClusterRules:
         for other in self._host.runs.values():
             is_same = other.intent.partition("-")[0] == incident and other is not run
             ago = self._schedule.now - other.ended_unseen
-            if is_same and ago < LOST_SECONDS:
+            is_unseen = machine.seen_at <= other.ended_unseen
+            if is_same and is_unseen and ago < LOST_SECONDS:
                 text = f"{run.intent} starts {ago:.0f} s after the unknown end of {other.intent}"
                 self.break_rule(ClusterRule.ONCE, text)
         self._judge_reboot(name, f"given to the program ({run.verb})")

@@ -28,7 +28,7 @@ from worlds import (
 
 from slurm_resilience.controller import actions as act
 from slurm_resilience.controller.decide.decision import decide
-from slurm_resilience.controller.decide.node_events import REASON_GONE
+from slurm_resilience.controller.decide.node_events import PROGRAMS_HAND, REASON_GONE
 from slurm_resilience.controller.decide.node_lifecycle import NodeEvent, NodeState, SideAct, step
 from slurm_resilience.controller.journal.records import (
     JournalMemory,
@@ -323,6 +323,17 @@ def test_a_person_who_resumes_the_node_stops_the_run() -> None:
     # A slurmctld that has lost its state looks the same: the log blames no person for it.
     assert move.reason == f"IDLE: {REASON_GONE}" and "Slurm forgot" in move.reason
     assert SideAct.STOP_PROGRAM in step(NodeState.REPAIRING, move.event).acts
+
+
+@pytest.mark.parametrize("changed", [node(), node(state="DOWN+DRAIN", reason="being replaced")])
+def test_a_program_that_changes_its_node_itself_learns_why_it_was_stopped(changed: Node) -> None:
+    known = incident(state=NodeState.REPAIRING)
+    ending = f"; the program is stopped ({PROGRAMS_HAND})"
+    move = advance(world(changed, incidents=(known,), runs={1: Run("running")}))
+    assert move.event.is_a_persons and move.reason.endswith(ending)
+    for other in (Run("running", by="Slurm"), Run("ended", 0)):
+        move = advance(world(changed, incidents=(known,), runs={1: other}))
+        assert move.event.is_a_persons and not move.reason.endswith(ending)
 
 
 @pytest.mark.parametrize("state", [s for s in NodeState if s.is_in_repair])

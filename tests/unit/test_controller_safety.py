@@ -121,7 +121,7 @@ def starts(monkeypatch: pytest.MonkeyPatch) -> Iterator[Starts]:
     known = Starts()
     monkeypatch.setattr(program, "start", known.start)
     monkeypatch.setattr(
-        program, "status", lambda directory, *_: known.runs.get(directory, Run("lost"))
+        program, "status", lambda directory, *_, **__: known.runs.get(directory, Run("lost"))
     )
     monkeypatch.setattr(program, "stop", lambda directory, *_: known.runs.pop(directory, None))
     yield known

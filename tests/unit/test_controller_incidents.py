@@ -494,6 +494,16 @@ def test_a_node_that_its_sresd_never_vouches_for_is_left_to_a_person() -> None:
     assert actions(returning(anew, ended=901.0), act.Transition) == []
 
 
+@pytest.mark.parametrize("speaks", [agent(spoke=False, connected=False), agent(steady=1.0)])
+def test_a_node_is_not_late_before_sresctld_has_looked(speaks: Any) -> None:
+    """It, or slurmctld, was away for an upgrade, and the node may have come back meanwhile."""
+    seen = returning(speaks, answered=False, ended=901.0)
+    for sighted_for, moves in ((14.0, 0), (16.0, 1)):
+        heard = msgspec.structs.replace(seen.heard, sighted_since=seen.moment - sighted_for)
+        seen = msgspec.structs.replace(seen, heard=heard)
+        assert len(actions(seen, act.Transition)) == moves
+
+
 def test_a_node_in_service_before_its_sresd_speaks_is_waited_for() -> None:
     """slurmd was quicker: the silence is that of the old boot."""
     known = incident(state=NodeState.VALIDATING, run_ended=NOW - 3, boot_before="boot-1")

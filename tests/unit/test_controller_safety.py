@@ -575,6 +575,24 @@ def test_a_pause_is_told_while_slurm_cannot_be_read(daemon: tuple[Daemon, FakeSl
         assert controller.inbox._status.summary["paused"] == reason
 
 
+def test_sight_begins_anew_after_each_time_of_blindness(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock, slurm, seen = FakeClock(), FakeSlurm(2), list[float]()
+
+    def look(snapshot: ClusterSnapshot, _: object) -> dict[str, object]:
+        seen.append(snapshot.moment - snapshot.heard.sighted_since)
+        return {}
+
+    monkeypatch.setattr("slurm_resilience.controller.cycle.diagnose", look)
+    settings = config(controller={"state_dir": str(tmp_path)})
+    with contextlib.closing(Daemon(settings, slurm, slurm.info(), clock)) as controller:  # type: ignore[arg-type]
+        for slurm.unreachable in (False, True, False):
+            clock.pass_time(100.0)
+            controller.cycle()
+    assert seen == [100.0, 100.0]
+
+
 def test_a_pause_of_the_last_moment_outlives_the_daemon(daemon: tuple[Daemon, FakeSlurm]) -> None:
     """`sres pause`, and at once `systemctl restart sresctld`: it must not act after its start."""
     controller, _ = daemon

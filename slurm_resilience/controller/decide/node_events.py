@@ -59,6 +59,9 @@ OVERDUE_SECONDS = 60.0
 """Past its time limit, until a program that still runs is an alarm: its runner was killed."""
 FIRST_WORD_SECONDS = 10.0
 """After a start of sresctld, until each sresd that runs has connected and told its findings."""
+SETTLED_SECONDS = 5.0
+"""After the time in which each sresd connects to a sresctld that has started, until each has told
+its findings and been steady, and the nodes that come back were probed."""
 START_SECONDS = 1.0
 """sresctld opens no incident so soon after its start."""
 REASON_GONE = "it was resumed, or its reason was taken back, or Slurm forgot both"
@@ -452,7 +455,10 @@ def _from_validating(
     snapshot: ClusterSnapshot, config: Config, incident: Incident, node: Node
 ) -> Iterator[Action]:
     timeout = return_seconds(config)
-    is_late = snapshot.now - incident.times.run_ended > timeout
+    # It may have come back while sresctld, or slurmctld, was away.
+    sighted_for = snapshot.moment - snapshot.heard.sighted_since
+    has_looked = sighted_for > config.detect.start_grace + SETTLED_SECONDS
+    is_late = has_looked and snapshot.now - incident.times.run_ended > timeout
     if node.is_available or node.is_only_reserved:
         yield from _put_back(snapshot, config, incident, node, is_late=is_late)
         return

@@ -9,6 +9,7 @@ from __future__ import annotations
 import importlib
 import os
 import sys
+from pathlib import Path
 from typing import Any
 
 import click
@@ -144,6 +145,9 @@ def _shortened(word: str) -> str:
 def main() -> None:
     """Run the console entry."""
     keep_exit_codes()
+    if sys.stdout is None:
+        # It was closed (`>&-`): what cannot be shown is done all the same.
+        sys.stdout = Path(os.devnull).open("w")  # noqa: SIM115 (it stays open to the end)
     code = call()
     if code == _BROKEN_PIPE:
         # Python flushes stdout once more at its end, and would complain about the pipe again.

@@ -52,7 +52,7 @@ class Cycle:
         self._actor = actor
         self._config = self._in_force = config
         self._settings = settings
-        self._started = sources.clock.monotonic()
+        self._started = self._sighted_since = sources.clock.monotonic()
         self._alarms: dict[str, FollowedAlarm] = {}
         self._calm = CalmNodes()
         self._blind_since = 0.0
@@ -91,7 +91,9 @@ class Cycle:
                 f"the journal in {self._sources.state_dir} was removed or exchanged under this "
                 "sresctld: put it back, or restart sresctld"
             )
-        heard = msgspec.structs.replace(snapshot.heard, messages=messages)
+        heard = msgspec.structs.replace(
+            snapshot.heard, messages=messages, sighted_since=self._sighted_since
+        )
         snapshot = msgspec.structs.replace(snapshot, heard=heard)
         config = self._in_force = self._with_modes(snapshot)
         snapshot = self._calm.set_apart(snapshot, config.detect.silent_after)
@@ -198,6 +200,7 @@ class Cycle:
 
     def _blind(self, reason: str, paused: str | None = None) -> str:
         """Do nothing, but say why."""
+        self._sighted_since = self._sources.clock.monotonic()
         self._blind_since = self._blind_since or self._sources.clock.now()
         self._sources.inbox.publish_blind(reason, self._blind_since, paused)
         return f"blind, nothing is done: {reason}"

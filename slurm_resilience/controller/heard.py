@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from math import inf
 
 import msgspec
 
@@ -49,6 +50,8 @@ class Heard(msgspec.Struct, frozen=True):
     """The agents that the journal expects to speak."""
     since: float = 0.0
     """Some node was heard without a break since this moment (monotonic), up to the last message."""
+    sighted_since: float = -inf
+    """sresctld was blind last, or started, at this moment (monotonic)."""
 
 
 def without_ballast(message: OfJob, names: Mapping[str, str]) -> OfJob:

@@ -25,6 +25,7 @@ from slurm_resilience.model import Node
 from slurm_resilience.replace.disk_room import lack_of_room
 from slurm_resilience.replace.repair_order import RepairOrder, Run, RunExists
 
+RUNNER_MODULE = "slurm_resilience.replace.program_runner"
 CANNOT_START_RC = 127
 """The exit code of a program that cannot be started, as a shell has it."""
 LOCK, RESULT, OUTPUT, RUNNER = "lock", "rc", "output", "runner"
@@ -62,7 +63,8 @@ class RunHost(Protocol):
         ...
 
     def is_held(self, directory: Path) -> bool:
-        """Tell whether a process holds the run's lock, though its directory may be removed."""
+        """Tell whether a process holds the run's lock, though its directory may be removed, moved
+        or copied."""
         ...
 
     def terminate(self, directory: Path) -> None:
@@ -124,7 +126,9 @@ class ThisHost:
             return True
         finally:
             os.close(lock)
-        return False
+        # The lock of a run that was copied to another disk meanwhile is held on the old one.
+        number = _text(directory / RUNNER)
+        return bool(number) and _is_runner_of(int(number), directory)
 
     def terminate(self, directory: Path) -> None:
         number = _text(directory / RUNNER)
@@ -145,11 +149,10 @@ class ThisHost:
                 self._children.remove(child)
 
     def _holders(self, directory: Path) -> Collection[int]:
-        """Return the processes that hold the lock of a run whose directory was removed."""
+        """Return the processes that hold the lock of a run whose directory is not there."""
         if directory in self._let_go:
             return ()
-        # The kernel names an open file without symbolic links.
-        holders = _holders_of_removed(os.path.realpath(directory / LOCK))
+        holders = _holders_of_absent(directory)
         if not holders:
             self._let_go.add(directory)
         return holders
@@ -180,7 +183,7 @@ def start(
         RunExists: the run was started before.
         SresError: this machine cannot start it, and nothing runs.
     """
-    runner = [sys.executable, "-P", "-m", "slurm_resilience.replace.program_runner"]
+    runner = [sys.executable, "-P", "-m", RUNNER_MODULE]
     try:
         host.make(directory)
         host.spawn(directory, [*runner, str(directory), str(seconds), "--", *program, action, node])
@@ -304,20 +307,31 @@ class ProgramReplacer:
 
 
 def _is_runner_of(pid: int, directory: Path) -> bool:
+    """Tell whether a process is the runner of this run, which may have been begun elsewhere: a
+    person may have moved the state directory."""
+    begun_in = _runs_in(pid)
+    return begun_in is not None and begun_in.name == directory.name
+
+
+def _runs_in(pid: int) -> Path | None:
+    """Return the directory that a runner was given; None: it is no runner, or has ended."""
     try:
         words = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
-    except OSError:
-        return False
-    return os.fsencode(directory) in words
+        return Path(os.fsdecode(words[words.index(os.fsencode(RUNNER_MODULE)) + 1]))
+    except (OSError, ValueError, IndexError):
+        return None
 
 
-def _holders_of_removed(path: str) -> list[int]:
-    """Return the processes that have a file open which was removed from this path."""
-    found = []
-    for process in Path("/proc").glob("[0-9]*"):
-        if path + _REMOVED in _open_files(process / "fd"):
-            found.append(int(process.name))
-    return found
+def _holders_of_absent(directory: Path) -> list[int]:
+    """Return a run's processes: its runner, whose directory may have been moved away, and those
+    that have its lock open, where it was removed."""
+    # The kernel names an open file without symbolic links.
+    removed = os.path.realpath(directory / LOCK) + _REMOVED
+    return [
+        int(process.name)
+        for process in Path("/proc").glob("[0-9]*")
+        if _runs_in(int(process.name)) == directory or removed in _open_files(process / "fd")
+    ]
 
 
 def _open_files(directory: Path) -> set[str]:

@@ -39,7 +39,7 @@ SIZE_CHECK_SECONDS = 1.0
 RESULT_AGAIN_SECONDS, MAX_TRIES_WITHOUT_DIRECTORY = 5.0, 720
 """A disk that cannot take the exit code (it is full, or was mounted read-only) is tried again for
 as long as that lasts: until then the run counts as under way, and no other one is started. Where
-the directory of all runs is gone, an hour is given to bring it back."""
+the state directory is gone, an hour is given to bring it back."""
 MAX_OUTPUT_BYTES, KEPT_OUTPUT_BYTES = 64 << 20, 1 << 20
 """An output longer than the first is cut to its last bytes."""
 OOM_SCORE_ADJUST = 500
@@ -190,12 +190,23 @@ def _leave_result(path: Path, code: int) -> None:
         except FileNotFoundError:
             without_directory += 1
             with contextlib.suppress(OSError):
-                # Removed by a person. Its parent is missing where the whole file system is away.
-                path.parent.mkdir()
+                _make_again(path.parent)
                 continue
         except OSError:
             without_directory = 0
         SYSTEM_CLOCK.wait(never, RESULT_AGAIN_SECONDS)
+
+
+def _make_again(directory: Path) -> None:
+    """Make a run's directory that a person has removed, alone or with that of all runs.
+
+    Raises:
+        OSError: the whole file system is away: then nothing is left beside the runs either.
+    """
+    runs = directory.parent
+    if any(runs.parent.iterdir()):
+        runs.mkdir(exist_ok=True)
+    directory.mkdir()
 
 
 def main() -> int:

@@ -17,6 +17,7 @@ from slurm_resilience.errors import SresError
 from slurm_resilience.model import Node
 
 Verb = Literal["replace", "reboot", "reset"]
+BY_PROGRAM = "the program"
 
 
 class Run(msgspec.Struct, frozen=True):
@@ -33,7 +34,7 @@ class Run(msgspec.Struct, frozen=True):
     """When its end was seen."""
     next_act: str = ""
     """The act that is due now, in words; `Replacer.start` does it. Empty: it is waited for."""
-    by: str = "the program"
+    by: str = BY_PROGRAM
     """The replacer, in words."""
     is_followed: bool = True
     """False: another machine began it, and only the node itself shows how it stands."""

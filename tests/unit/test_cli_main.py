@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 import time
@@ -416,3 +417,15 @@ def test_colour_is_for_terminals_without_no_color(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setenv("NO_COLOR", "1")
     assert "\033" not in tables.table(("STATE",), [("DOWN",)])
     assert tables.field("alarms", "x", alert=True) == "alarms     x"
+
+
+def test_a_closed_standard_output_is_no_failure() -> None:
+    """A script that calls `sres node replace n7 >&-` must not take what was done for undone."""
+    done = subprocess.run(
+        [sys.executable, "-m", "slurm_resilience.cli.main", "version"],
+        stderr=subprocess.PIPE,
+        preexec_fn=lambda: os.close(1),
+        text=True,
+        check=False,
+    )
+    assert (done.returncode, done.stderr) == (0, "")

@@ -224,7 +224,7 @@ def runs(monkeypatch: pytest.MonkeyPatch) -> dict[Path, Run]:
 
     monkeypatch.setattr(program, "start", start)
     monkeypatch.setattr(
-        program, "status", lambda directory, now, host: known.get(directory, Run("lost"))
+        program, "status", lambda directory, *_, **__: known.get(directory, Run("lost"))
     )
     monkeypatch.setattr(program, "stop", lambda directory, host: known.pop(directory))
     return known

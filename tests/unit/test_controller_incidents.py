@@ -28,7 +28,7 @@ from worlds import (
 
 from slurm_resilience.controller import actions as act
 from slurm_resilience.controller.decide.decision import decide
-from slurm_resilience.controller.decide.node_events import REASON_GONE
+from slurm_resilience.controller.decide.node_events import PROGRAMS_HAND, REASON_GONE
 from slurm_resilience.controller.decide.node_lifecycle import NodeEvent, NodeState, SideAct, step
 from slurm_resilience.controller.journal.records import (
     JournalMemory,
@@ -325,6 +325,17 @@ def test_a_person_who_resumes_the_node_stops_the_run() -> None:
     assert SideAct.STOP_PROGRAM in step(NodeState.REPAIRING, move.event).acts
 
 
+@pytest.mark.parametrize("changed", [node(), node(state="DOWN+DRAIN", reason="being replaced")])
+def test_a_program_that_changes_its_node_itself_learns_why_it_was_stopped(changed: Node) -> None:
+    known = incident(state=NodeState.REPAIRING)
+    ending = f"; the program is stopped ({PROGRAMS_HAND})"
+    move = advance(world(changed, incidents=(known,), runs={1: Run("running")}))
+    assert move.event.is_a_persons and move.reason.endswith(ending)
+    for other in (Run("running", by="Slurm"), Run("ended", 0)):
+        move = advance(world(changed, incidents=(known,), runs={1: other}))
+        assert move.event.is_a_persons and not move.reason.endswith(ending)
+
+
 @pytest.mark.parametrize("state", [s for s in NodeState if s.is_in_repair])
 @pytest.mark.parametrize("reason", ["RMA 4711, keep out", "Low voltage on PSU 2"])
 def test_a_persons_drain_in_mid_replacement_stands(state: NodeState, reason: str) -> None:
@@ -481,6 +492,16 @@ def test_a_node_that_its_sresd_never_vouches_for_is_left_to_a_person() -> None:
     # Its sresd was started anew: it has its time from then on.
     anew = agent(boot_id="boot-2", checked=False, steady=10.0)
     assert actions(returning(anew, ended=901.0), act.Transition) == []
+
+
+@pytest.mark.parametrize("speaks", [agent(spoke=False, connected=False), agent(steady=1.0)])
+def test_a_node_is_not_late_before_sresctld_has_looked(speaks: Any) -> None:
+    """It, or slurmctld, was away for an upgrade, and the node may have come back meanwhile."""
+    seen = returning(speaks, answered=False, ended=901.0)
+    for sighted_for, moves in ((14.0, 0), (16.0, 1)):
+        heard = msgspec.structs.replace(seen.heard, sighted_since=seen.moment - sighted_for)
+        seen = msgspec.structs.replace(seen, heard=heard)
+        assert len(actions(seen, act.Transition)) == moves
 
 
 def test_a_node_in_service_before_its_sresd_speaks_is_waited_for() -> None:

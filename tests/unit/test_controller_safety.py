@@ -121,7 +121,7 @@ def starts(monkeypatch: pytest.MonkeyPatch) -> Iterator[Starts]:
     known = Starts()
     monkeypatch.setattr(program, "start", known.start)
     monkeypatch.setattr(
-        program, "status", lambda directory, *_: known.runs.get(directory, Run("lost"))
+        program, "status", lambda directory, *_, **__: known.runs.get(directory, Run("lost"))
     )
     monkeypatch.setattr(program, "stop", lambda directory, *_: known.runs.pop(directory, None))
     yield known
@@ -573,6 +573,24 @@ def test_a_pause_is_told_while_slurm_cannot_be_read(daemon: tuple[Daemon, FakeSl
         controller.inbox.received(Root(), PauseRequest(reason))  # type: ignore[arg-type]
         assert "blind" in controller.cycle()
         assert controller.inbox._status.summary["paused"] == reason
+
+
+def test_sight_begins_anew_after_each_time_of_blindness(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock, slurm, seen = FakeClock(), FakeSlurm(2), list[float]()
+
+    def look(snapshot: ClusterSnapshot, _: object) -> dict[str, object]:
+        seen.append(snapshot.moment - snapshot.heard.sighted_since)
+        return {}
+
+    monkeypatch.setattr("slurm_resilience.controller.cycle.diagnose", look)
+    settings = config(controller={"state_dir": str(tmp_path)})
+    with contextlib.closing(Daemon(settings, slurm, slurm.info(), clock)) as controller:  # type: ignore[arg-type]
+        for slurm.unreachable in (False, True, False):
+            clock.pass_time(100.0)
+            controller.cycle()
+    assert seen == [100.0, 100.0]
 
 
 def test_a_pause_of_the_last_moment_outlives_the_daemon(daemon: tuple[Daemon, FakeSlurm]) -> None:

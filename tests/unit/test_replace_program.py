@@ -279,8 +279,12 @@ def test_an_exit_code_waits_for_a_disk_however_long(
     assert (tmp_path / "rc").read_text().strip() == "7"
     # Where the file system is gone no later look would find it.
     monkeypatch.setattr(program_runner, "write_in_place", program.write_in_place)
-    program_runner._leave_result(tmp_path / "gone" / "1-1" / "rc", 7)
-    assert not (tmp_path / "gone").exists()
+    (tmp_path / "mount-point").mkdir()
+    program_runner._leave_result(tmp_path / "mount-point" / "runs" / "1-1" / "rc", 7)
+    assert not list((tmp_path / "mount-point").iterdir())
+    # The directory of all runs was removed, and what is beside it was not.
+    program_runner._leave_result(tmp_path / "runs" / "1-1" / "rc", 7)
+    assert (tmp_path / "runs" / "1-1" / "rc").read_text().strip() == "7"
 
 
 @pytest.mark.parametrize("end", ["by itself", "stopped"])
@@ -303,6 +307,31 @@ def test_a_run_whose_directory_a_person_removes_is_under_way_until_its_end(
         go.touch()
     run = ended(directory)
     assert (run.state, run.rc) == ("ended", 3 if end == "by itself" else 143)
+
+
+@pytest.mark.parametrize("way", ["renamed", "other disk", "other state_dir"])
+def test_a_run_whose_directory_a_person_moves_is_under_way_until_its_end(
+    tmp_path: Path, script: Callable[[str], list[str]], way: str
+) -> None:
+    """To clear runs away, or because the disk of the state directory is too small."""
+    directory, go, moved = tmp_path / "state" / "1-1", tmp_path / "go", tmp_path / "moved"
+    line = script(f"while [ ! -e {go} ]; do sleep 0.05; done; exit 3")
+    program.start(directory, line, "replace", "n7", 60)
+    until((tmp_path / "pids").exists, "the program runs")
+    if way == "renamed":
+        directory.parent.rename(moved)
+    else:
+        # As from disk to disk: the copy of the lock is another file.
+        shutil.copytree(directory.parent, moved)
+        shutil.rmtree(directory.parent)
+        directory.parent.symlink_to(moved)
+    shown = moved / "1-1" if way == "other state_dir" else directory
+    assert program.status(shown, time.time(), was_begun=True).state == "running"
+    assert program.is_unfinished(shown)
+    go.touch()
+    run = ended(shown)
+    assert (run.state, run.rc) == ("ended", 3)
+    assert not program.is_unfinished(shown)
 
 
 def test_a_run_that_was_begun_and_left_nothing_is_lost(tmp_path: Path) -> None:

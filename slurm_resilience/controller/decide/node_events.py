@@ -49,7 +49,7 @@ from slurm_resilience.controller.diagnose import (
 from slurm_resilience.controller.journal.records import Incident
 from slurm_resilience.controller.observe import ClusterSnapshot
 from slurm_resilience.model import ACTIONS, REPLACE, RESET, Node
-from slurm_resilience.replace.repair_order import Run
+from slurm_resilience.replace.repair_order import BY_PROGRAM, Run
 
 RESUME_AGAIN_SECONDS = 10.0
 """Until a node resume that Slurm does not show is given again."""
@@ -59,9 +59,15 @@ OVERDUE_SECONDS = 60.0
 """Past its time limit, until a program that still runs is an alarm: its runner was killed."""
 FIRST_WORD_SECONDS = 10.0
 """After a start of sresctld, until each sresd that runs has connected and told its findings."""
+SETTLED_SECONDS = 5.0
+"""After the time in which each sresd connects to a sresctld that has started, until each has told
+its findings and been steady, and the nodes that come back were probed."""
 START_SECONDS = 1.0
 """sresctld opens no incident so soon after its start."""
 REASON_GONE = "it was resumed, or its reason was taken back, or Slurm forgot both"
+PROGRAMS_HAND = "if it did that itself: it must not, sresctld resumes the node after its end"
+"""A program has the hands of an administrator: what it does to the node is taken for a person's
+answer."""
 MOST_DOUBLINGS = 4
 """`replace.backoff` is doubled so often at most, between two starts in which nothing was begun."""
 MAX_OUTPUT = 200
@@ -229,7 +235,7 @@ def progress(
         return
     is_kept = is_kept_instead(node, incident.action, snapshot.site.slurm_users)
     if incident.state.is_in_repair and is_kept:
-        text = f"{node.state}: kept out for {node.reason!r}"
+        text = f"{node.state}: kept out for {node.reason!r}{_stops(snapshot, incident)}"
         yield _move(incident, NodeEvent.TAKEN_OVER, text)
         return
     match incident.state:
@@ -342,7 +348,8 @@ def _from_repairing(
     has_reason = bool(node.reason) or (run is not None and bool(run.next_act))
     if not (has_reason and is_out_of_service(node)):
         # Node resume takes the reason away, or the state only (24.11), whatever the machine does.
-        yield _move(incident, NodeEvent.RELEASED, f"{node.state}: {REASON_GONE}")
+        text = f"{node.state}: {REASON_GONE}{_stops(snapshot, incident)}"
+        yield _move(incident, NodeEvent.RELEASED, text)
         return
     if run is None:
         return
@@ -362,6 +369,14 @@ def _from_repairing(
             snapshot, config, incident, _failure_of(run), is_tried=is_tried, has_begun=has_begun
         )
         yield msgspec.structs.replace(failed, is_end_unknown=run.state == "lost")
+
+
+def _stops(snapshot: ClusterSnapshot, incident: Incident) -> str:
+    """Return what a person's answer ends besides, in words; empty: no program runs."""
+    run = snapshot.repairs.runs.get(incident.id)
+    if run is None or run.state != "running" or run.by != BY_PROGRAM:
+        return ""
+    return f"; {BY_PROGRAM} is stopped ({PROGRAMS_HAND})"
 
 
 def _success_of(run: Run) -> str:
@@ -440,7 +455,10 @@ def _from_validating(
     snapshot: ClusterSnapshot, config: Config, incident: Incident, node: Node
 ) -> Iterator[Action]:
     timeout = return_seconds(config)
-    is_late = snapshot.now - incident.times.run_ended > timeout
+    # It may have come back while sresctld, or slurmctld, was away.
+    sighted_for = snapshot.moment - snapshot.heard.sighted_since
+    has_looked = sighted_for > config.detect.start_grace + SETTLED_SECONDS
+    is_late = has_looked and snapshot.now - incident.times.run_ended > timeout
     if node.is_available or node.is_only_reserved:
         yield from _put_back(snapshot, config, incident, node, is_late=is_late)
         return

@@ -357,6 +357,9 @@ def test_a_program_that_was_told_to_stop_has_its_node_in_hand_until_it_has_ended
     late = msgspec.structs.replace(now, now=now.now + 700.0)
     (alarm,) = actions(late, act.RaiseAlarm)
     assert "its replacement waits" in alarm.text and "which a person stopped" in alarm.text
+    # sresctld or slurmctld was away for those minutes.
+    heard = msgspec.structs.replace(late.heard, sighted_since=late.moment - 2.0)
+    assert actions(msgspec.structs.replace(late, heard=heard), act.RaiseAlarm) == []
 
 
 def test_a_program_that_was_told_to_stop_counts_until_it_has_ended() -> None:

@@ -157,9 +157,15 @@ def start_or_return(
     elif ready.kind == "start":
         if snapshot.now >= incident.next_try:
             yield from _start_or_give_up(snapshot, config, incident, ready.text)
-    elif snapshot.now - max(incident.times.marked, incident.next_try) > WAITING_ALARM_SECONDS:
+    elif _waits_for(snapshot, incident) > WAITING_ALARM_SECONDS:
         text = f"its replacement waits, and a person may have to look: {ready.text}"
         yield RaiseAlarm(f"waits-{incident.id}", text, node.name, incident=incident.id)
+
+
+def _waits_for(snapshot: ClusterSnapshot, incident: Incident) -> float:
+    """Return the seconds for which a replacement has waited and sresctld could see Slurm."""
+    waited = snapshot.now - max(incident.times.marked, incident.next_try)
+    return min(waited, snapshot.moment - snapshot.heard.sighted_since)
 
 
 def is_about_waiting(action: Action) -> bool:

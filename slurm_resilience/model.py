@@ -68,6 +68,9 @@ class Node(msgspec.Struct, frozen=True):
     comment: str = ""
     partitions: tuple[str, ...] = ()
     features: tuple[str, ...] = ()
+    has_suspended_job: bool = False
+    """A job that is suspended has its memory and files here, though Slurm shows the node without
+    work. Only a look at the jobs tells."""
 
     @property
     def is_down(self) -> bool:
@@ -88,8 +91,10 @@ class Node(msgspec.Struct, frozen=True):
 
     @property
     def has_work(self) -> bool:
-        """True while a job runs or completes here: the node must not be taken away."""
-        return self.base in ("ALLOCATED", "MIXED") or "COMPLETING" in self.flags
+        """True while a job runs, completes or is suspended here: the node must not be taken
+        away."""
+        is_busy = self.base in ("ALLOCATED", "MIXED") or "COMPLETING" in self.flags
+        return is_busy or self.has_suspended_job
 
     @property
     def is_available(self) -> bool:

@@ -246,6 +246,13 @@ def observe(sources: Sources, site: SiteFacts) -> ClusterSnapshot | Blind:
         for name, reason in stale.items()
         if name in by_name
     }
+    by_name |= {
+        name: msgspec.structs.replace(by_name[name], has_suspended_job=True)
+        for job in jobs.values()
+        if job.state == "SUSPENDED"
+        for name in job.nodes
+        if name in by_name
+    }
     memory = journal.memory(now, site.flap_window, site.recurrence_window)
     # A supervised job that is requeued may be given nodes, too.
     needs = sources.has_pools or memory.spares.is_any_kept or bool(supervised)

@@ -93,6 +93,29 @@ def test_a_cable_out_for_seconds_under_a_job_without_auto_resume(
     assert not [e for e in events(lab) if e["kind"] in ("detected", "marking", "replacing")]
 
 
+def test_a_sick_node_under_a_suspended_job_is_repaired_after_the_jobs_end(
+    fresh_lab: Callable[[LabSpec], Lab], wait_for: WaitFor, tmp_path: Path
+) -> None:
+    """Slurm shows the node as free of jobs, and ends the job if the node reboots."""
+    lab = fresh_lab(LabSpec(nodes=2, network=True))
+    job = Job(lab, tmp_path, srun="srun", nodes=1)
+    (task,) = wait_for(lambda: job.running_on(1, 1), 30, job)
+    name = task["host"]
+    lab.run(["scontrol", "suspend", str(job.id)], check=True)
+    wait_for(lambda: "ALLOCATED" not in lab.node_states()[name], 30, NodesOf(lab))
+    mark(lab, name, "fail", REPLACE)
+    wait_for(lambda: "requested" in kinds(lab, name), 30, "sresctld has heard it")
+    # Another node's whole repair: there was time enough for this one's.
+    other = next(node for node in lab.nodes if node != name)
+    mark(lab, other, "fail", REPLACE)
+    wait_for(lambda: "resumed" in kinds(lab, other), 90, NodesOf(lab))
+    assert not {"emptied", "replacing"} & set(kinds(lab, name))
+    lab.run(["scontrol", "resume", str(job.id)], check=True)
+    job.let_end()
+    wait_for(lambda: "srun ended with 0" in job.ended(), 60, job)
+    wait_for(lambda: "resumed" in kinds(lab, name), 90, NodesOf(lab))
+
+
 @pytest.mark.timeout(1200 if STORM > 3 or WINDOW > 20 else 300)
 def test_half_of_the_cluster_dies_at_once(
     fresh_lab: Callable[[LabSpec], Lab], wait_for: WaitFor, tmp_path: Path

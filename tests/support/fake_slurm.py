@@ -134,6 +134,11 @@ class FakeSlurm:
         node = self._nodes[name]
         self._nodes[name] = msgspec.structs.replace(node, flags=node.flags - {"NOT_RESPONDING"})
 
+    def suspend(self, job_id: int) -> None:
+        """Suspend a running job, as scontrol does; its nodes show no work any more."""
+        entry = self._jobs[job_id]
+        entry.job = msgspec.structs.replace(entry.job, state="SUSPENDED")
+
     def put(self, node: Node) -> None:
         """Set a node to anything at all."""
         self._nodes[node.name] = node

@@ -189,6 +189,10 @@ def test_a_node_that_is_just_empty_is_not_replaced_past_the_limits(known: dict[s
     seen = msgspec.structs.replace(seen, memory=memory, incidents={"n1": just_empty})
     said = [a for a in decision(seen).actions if not isinstance(a, act.ProbeNode)]
     assert [getattr(a, "event", a) for a in said] == [NodeEvent.EMPTIED]
+    # Slurm shows no work, and a suspended job has its memory there.
+    held = msgspec.structs.replace(seen.nodes["n1"], has_suspended_job=True)
+    seen = msgspec.structs.replace(seen, nodes={**seen.nodes, "n1": held})
+    assert not [a for a in decision(seen).actions if not isinstance(a, act.ProbeNode)]
 
 
 def test_the_tries_of_one_incident_are_one_repair_and_a_drill_is_none(tmp_path: Path) -> None:

@@ -524,6 +524,17 @@ def test_a_reason_that_stays_on_a_node_in_service_is_remembered(tmp_path: Path) 
     assert snapshot.nodes["n3"].stale_reason == ""
 
 
+def test_a_suspended_job_is_work_of_its_nodes(tmp_path: Path) -> None:
+    cluster = Cluster(tmp_path)
+    job_id = cluster.slurm.submit(2)
+    for nodes in ((), cluster.slurm.job(job_id).nodes):
+        snapshot = cluster.observe()
+        assert isinstance(snapshot, ClusterSnapshot)
+        seen = [node.name for node in snapshot.nodes.values() if node.has_suspended_job]
+        assert tuple(seen) == nodes
+        cluster.slurm.suspend(job_id)
+
+
 def test_nothing_more_is_done_after_a_stop_between_two_acts(tmp_path: Path) -> None:
     cluster = Cluster(tmp_path)
     snapshot = cluster.observe()

@@ -132,7 +132,8 @@ class RepairActs:
         """Return the node as Slurm shows it now; None: work has come to it, or a person's word."""
         node, seen = self._client.node(name), snapshot.nodes[name]
         is_same = (node.reason, node.reason_at) == (seen.reason, seen.reason_at)
-        if node.has_work or not node.requested_action or not is_same:
+        has_work = node.has_work or seen.has_suspended_job
+        if has_work or not node.requested_action or not is_same:
             log.info("%s is %s now (%s): its replacement waits", node.name, node.state, node.reason)
             return None
         return node

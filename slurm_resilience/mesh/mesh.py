@@ -53,6 +53,7 @@ from slurm_resilience.mesh.events import (
 from slurm_resilience.mesh.keys import KeyStore
 from slurm_resilience.mesh.messages import Heartbeat, KeyChange, Leaving, Message
 from slurm_resilience.mesh.model import (
+    SEAT_TAKEN,
     CloseCause,
     GenerationEnd,
     Member,
@@ -213,6 +214,11 @@ class Mesh:
     def evicted(self) -> str:
         """Return the reason for which the others go on without this process; empty: they do not."""
         return self._membership.side.standing.evicted
+
+    @property
+    def is_seat_taken(self) -> bool:
+        """Tell whether the others go on with a newer process on this one's seat."""
+        return self.evicted.startswith(SEAT_TAKEN)
 
     @property
     def waits_for(self) -> str:

@@ -211,6 +211,8 @@ class BlockRunner:
                 except WireError as error:
                     self._leave_if_asked()
                     log.error("%s", error)
+                    if self._mesh.is_seat_taken:
+                        control_socket.evict(os.getpid(), self._mesh.evicted)
                     self._exits.replaced()
         except Stopped as error:
             self._exits.stopped(str(error))

@@ -304,7 +304,7 @@ class BlockRunner:
         if self._groups:
             self._groups[-1].hold(error.__traceback__)
         if end.kind == "hang" and self._participant.watch is not None:
-            self._participant.watch.hung()
+            self._participant.watch.hung(end.culprit, self._mesh.beats())
         self._call(self._options.abort, end)
         self._leave_world()
         self._event("left", reason=end.reason, kind=end.kind, culprit=end.culprit)

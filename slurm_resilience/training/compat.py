@@ -252,6 +252,12 @@ def is_gradient_scaler(thing: Any) -> bool:
 
 
 @seen("2.13")
+def is_scaler_used(scaler: Any) -> bool:
+    """Tell whether a gradient scaler has scaled a loss."""
+    return scaler._scale is not None
+
+
+@seen("2.13")
 def forget_unscaled(scaler: Any) -> None:
     """Let a gradient scaler forget that it unscaled gradients: a repeated step does it again."""
     scaler._per_optimizer_states.clear()

@@ -267,6 +267,14 @@ def _() -> None:
     assert not compat.is_gradient_scaler(torch.optim.SGD(linear().parameters(), 0.1))
 
 
+@tries("is_scaler_used")
+def _() -> None:
+    scaler = torch.amp.GradScaler("cpu")
+    assert not compat.is_scaler_used(scaler)
+    scaler.scale(torch.ones(1))
+    assert compat.is_scaler_used(scaler)
+
+
 @tries("forget_unscaled")
 def _() -> None:
     module, scaler = linear(), torch.amp.GradScaler("cpu")

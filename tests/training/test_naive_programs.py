@@ -467,6 +467,44 @@ def test_an_optimizer_that_is_not_tracked_is_told(run: Program) -> None:
     )
 
 
+@pytest.mark.parametrize(
+    ("what", "use", "words"),
+    [
+        ("torch.optim.lr_scheduler.StepLR, opt, 2", "part.step()", "StepLR"),
+        ("torch.optim.lr_scheduler.ReduceLROnPlateau, opt", "part.step(1.0)", "ReduceLROnPlateau"),
+        ("torch.optim.swa_utils.AveragedModel, model", "part.update_parameters(model)", "Averaged"),
+        ("torch.amp.GradScaler, 'cpu'", "part.scale(x)", "GradScaler"),
+    ],
+    ids=["schedule", "plateau", "average", "scaler"],
+)
+@pytest.mark.parametrize("tracked", [False, True])
+def test_what_goes_with_an_optimizer_and_is_not_tracked_is_told(
+    run: Program, what: str, use: str, words: str, tracked: bool
+) -> None:
+    """It was told of one step after a rank had been replaced, which had begun with a new one."""
+    body = USUAL.replace("s.track", f"part = s.once({what})\ns.track") + f"        {use}\n"
+    if tracked:
+        told_nothing(run(body.replace("opt=opt)", "opt=opt, part=part)")))
+    else:
+        done = run(body)
+        warned(done, f"{words}")
+        warned(done, "belongs to the training and is not tracked")
+
+
+def test_a_schedule_made_of_several_is_tracked_as_a_whole(run: Program) -> None:
+    parts = """
+    def build_all():
+        model, opt = build()
+        rates = torch.optim.lr_scheduler
+        two = [rates.ConstantLR(opt), rates.StepLR(opt, 2)]
+        return model, opt, rates.SequentialLR(opt, two, [2])
+    """
+    body = USUAL.replace("model, opt = s.once(build)", "model, opt, part = s.once(build_all)")
+    told_nothing(
+        run(body.replace("opt=opt)", "opt=opt, part=part)") + "        part.step()\n", parts)
+    )
+
+
 def test_an_optimizer_of_what_is_not_tracked_is_told_nothing(run: Program) -> None:
     """A critic that is thrown away, say."""
     other = """

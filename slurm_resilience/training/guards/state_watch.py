@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping
+from itertools import chain
 from typing import Any
 
 import torch
@@ -92,6 +93,12 @@ class StateWatch:
                     "has not got them, and the training ends at the first fault. Give all groups "
                     "at the start, those that train later frozen (requires_grad_(False))"
                 )
+        if used := self._untracked.parts.used():
+            self._warn(
+                f"{_some(used)} belongs to the training and is not tracked: a replaced rank begins "
+                "with a new one, and goes on with other learning rates, scales or averages. "
+                "s.track(model=…, opt=…, schedule=…)"
+            )
         if turn > CLOSELY:
             if changed := self._tracked.written():
                 self._warn_changed(changed)
@@ -166,6 +173,9 @@ class StateWatch:
     def _look_for_untracked(self) -> None:
         found = self._untracked.found(self._modules, self._optimizers.values())
         self._untracked.stop()
+        if self._tell and not self._may_count:
+            tracked = (self._modules, self._schedules.values(), self._optimizers.values())
+            self._untracked.parts.look(chain(*tracked, self._others.values()))
         if found and not self._may_count:
             self._warn(
                 f"the model is trained by an optimizer that is not tracked ({_some(found)}): a "

@@ -520,6 +520,25 @@ def test_parameters_that_the_optimizer_gets_later_are_told(run: Program) -> None
     warned(run(USUAL + f"    {more}\n"), "opt was given parameters after s.track")
 
 
+@pytest.mark.parametrize(
+    ("more", "words"),
+    [
+        ("model.extra = nn.Parameter(torch.zeros(1))", "model.extra came after s.track"),
+        ("model.part = nn.Linear(2, 2)", "model.part.weight, model.part.bias came after s.track"),
+    ],
+)
+def test_parameters_that_the_model_gets_later_are_told(run: Program, more: str, words: str) -> None:
+    """The training ended at the first fault, with nothing said before."""
+    warned(run(USUAL + f"    if s.step == 2:\n        {more}\n"), words)
+
+
+def test_a_parameter_in_the_place_of_another_is_told_nothing(run: Program) -> None:
+    more = "if s.step == 2:\n        model.bias = nn.Parameter(model.bias.detach().clone())\n"
+    more += "        net = s.ddp(model)\n        opt.param_groups[0]['params'][1] = model.bias"
+    done = run(USUAL + f"    {more}\n")
+    assert "came after" not in done.stderr
+
+
 def test_collectives_in_an_update_are_told(run: Program) -> None:
     body = USUAL.replace("    with s.update():", "    with s.update():\n        average(model, 1)")
     warned(run(body), "collectives inside of s.update()")

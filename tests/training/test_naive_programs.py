@@ -585,6 +585,18 @@ def test_batches_that_are_read_before_their_steps_are_told(
     warned(run(body, "import queue, threading\n" + AHEAD), words)
 
 
+def test_batches_that_are_given_again_are_told(run: Program) -> None:
+    """After a fault the loader had none left, and the training ended early, with success."""
+    source = "s.loader(DATA, global_batch=8, steps=4, epochs=None)"
+    body = USUAL.replace(source, f"itertools.islice(itertools.cycle({source}), 8)")
+    warned(run(body, "import itertools"), "updates go on after the loop over s.loader")
+
+
+def test_a_second_part_that_goes_on_from_the_step_is_told_nothing(run: Program) -> None:
+    second = OWN_LOOP.format("s.step, 8").partition("net = s.ddp(model)\n")[2]
+    told_nothing(run(USUAL + second))
+
+
 def test_what_is_left_over_at_the_end_is_an_update_of_its_own(run: Program) -> None:
     body = USUAL + "with s.update():\n    opt.step()\n"
     told_nothing(run(body))

@@ -154,7 +154,7 @@ class Mesh:
             handshake_seconds=handshake_seconds,
         )
         self.me = self._transport.me
-        self._entry = RendezvousEntry(rendezvous, self.me)
+        self._entry = RendezvousEntry(rendezvous, self.me, self._take_secret)
         self._membership = Membership(self.me, rules, chosen, SYSTEM_CLOCK.monotonic())
         self._lock = self._transport.lock
         self._changed = threading.Condition(self._lock)
@@ -290,6 +290,7 @@ class Mesh:
 
     def worked(self, view: View) -> None:
         """Every member of this generation could talk to every other: it counts from now on."""
+        self._entry.entered()
         self._tell(WorldWorked(view))
 
     def over(self, end: GenerationEnd) -> None:
@@ -586,6 +587,12 @@ class Mesh:
             return None
         side = self._membership.side
         return Relay(self.me, SYSTEM_CLOCK.monotonic(), side.speaker_patience, side.status_of)
+
+    def _take_secret(self, secret: bytes) -> None:
+        with self._lock:
+            self._transport.take_secret(secret)
+            self._dial_known()
+        self._transport.ring()
 
     def _dial_known(self) -> None:
         if self._relay is not None and isinstance(self._rendezvous, SharedDirectory):

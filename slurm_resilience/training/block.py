@@ -407,7 +407,12 @@ class BlockRunner:
         """Call the user's hook if the world has another size than the last one it was told of. One
         that raised, or was cut off by the end of its world, has not heard of it."""
         if size != self._last_size and self._options.on_resize is not None:
-            self._options.on_resize(self._session, self._last_size, size)
+            hook = self._interrupter.on_resize
+            hook.begin(SYSTEM_CLOCK.monotonic())
+            try:
+                self._options.on_resize(self._session, self._last_size, size)
+            finally:
+                hook.end()
         self._last_size = size
 
     def _event(self, name: str, **details: Any) -> None:

@@ -279,6 +279,11 @@ class Watch:
             if step >= 0:
                 attempt.step(step, sum(own) / len(own) if own else 0.0, max(0, self._seat))
 
+    @property
+    def is_paused(self) -> bool:
+        """True in a `pause`."""
+        return self._progress.last.phase == PAUSED
+
     def _tell_pause(self) -> None:
         self._learn()  # a step that was told later would end the pause
         with self._telling:

@@ -22,7 +22,7 @@ from slurm_resilience.mesh.mesh import Mesh, Stopped
 from slurm_resilience.mesh.model import GenerationEnd, View
 from slurm_resilience.mesh.rendezvous import next_training, note_passed, rendezvous_at
 from slurm_resilience.training import inject
-from slurm_resilience.training.exits import Exits
+from slurm_resilience.training.exits import Exits, end_fork
 from slurm_resilience.training.guards import block_functions
 from slurm_resilience.training.guards.left_out import UpdateLeftOut
 from slurm_resilience.training.interrupter import Interrupter
@@ -259,12 +259,17 @@ class BlockRunner:
                 self._event("formed", generation=view.counter, world=view.size)
                 self._tell_resize(view.size)
                 result = block(session)
+                if os.getpid() != self._mesh.me.pid:
+                    end_fork(None)
                 participant.write_out()
             finally:
                 self._interrupter.leave()
         except BaseException as error:
+            if os.getpid() != self._mesh.me.pid:
+                end_fork(error)
+            before = self._participant.last_end
             end = self._leave_block(view, error)
-            self._go_on(end, error)
+            self._go_on(end, error, before.reason if before is not None else "")
             return None
         self._finished_block = True
         if participant.watch is not None:
@@ -345,7 +350,7 @@ class BlockRunner:
         if waits and participant.departure.may_leave(mesh, participant.step):
             mesh.close("it was asked to leave")
 
-    def _go_on(self, end: GenerationEnd, error: BaseException) -> None:
+    def _go_on(self, end: GenerationEnd, error: BaseException, before: str) -> None:
         """Be ready for the next world; or end, where there must be none with this process."""
         self._leave_if_asked()
         left_out = self._participant.guards.left_out
@@ -365,6 +370,7 @@ class BlockRunner:
             most=self._options.max_faults,
             recovers="recovery" in self._where.parts,
             hangs=self._hangs.add(end, step),
+            before=before,
         )
         if then == "stop":
             self._exits.stopped(reason)

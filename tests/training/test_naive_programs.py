@@ -644,6 +644,32 @@ def test_a_loop_that_knows_its_place_is_told_nothing(
     told_nothing(run(body, parts))
 
 
+@pytest.mark.parametrize(
+    ("leaves", "words"),
+    [
+        ("sys.exit(0)", ""),
+        ("raise ValueError('in the child')", "in the child"),
+        ("return", "forked"),
+    ],
+)
+def test_a_child_that_leaves_the_function_is_no_rank(run: Program, leaves: str, words: str) -> None:
+    """It took the rank's entry out of the directory, and three errors stood in the log."""
+    fork = f"""
+    if s.step == 2:
+        child = os.fork()
+        if child == 0:
+            {leaves}
+        say("child", os.waitpid(child, 0)[1])
+"""
+    done = run(USUAL + fork, "import sys")
+    assert done.returncode == 0, done.stderr[-4000:]
+    assert done.stdout.count("ends at 4") == 2, done.stdout
+    assert done.stdout.count(f"child {256 if words else 0}\n") == 2, done.stdout
+    assert words in done.stderr
+    assert "takes no part in its training" not in done.stderr
+    assert ("Traceback" in done.stderr) == ("raise" in leaves)
+
+
 # --- torch's own settings -----------------------------------------------------------------------
 
 

@@ -348,6 +348,21 @@ def test_a_newcomer_that_trains_other_parameters_is_refused(
         refused(done, "s.ddp: requires_grad differs: rank 1 from rank 0 in 0.weight, 0.bias")
 
 
+def test_a_wrapper_of_an_earlier_world_is_refused(run: Program) -> None:
+    """It exchanged no gradients, and the newcomer waited for them without a word."""
+    body = USUAL.replace("net = s.ddp(model)", "net = s.once(lambda: s.ddp(model))")
+    body = body.replace("steps=4", "steps=8")
+    done = run(body, inject="kill:rank=1,step=5")
+    refused(done, "call s.ddp(model) anew whenever the function is entered")
+
+
+def test_a_wrapper_may_be_used_after_the_training(run: Program) -> None:
+    body = USUAL + "\nglobal left\nleft = net\n"
+    parts = "import atexit\natexit.register(lambda: say('after', tuple(left(X).shape)))\n"
+    done = run(body, parts)
+    assert done.stdout.count("after (64, 1)") == 2, done.stderr[-4000:]
+
+
 def test_a_schedule_that_steps_after_the_update_is_told(run: Program) -> None:
     parts = """
     def build_all():

@@ -49,7 +49,7 @@ def find_node_rank(
         UsageError: the node rank is unknown or impossible, or this is not the node's only launcher.
     """
     in_step = "SLURM_STEP_ID" in environment and "SLURM_PROCID" in environment
-    run = run or environment.get("SRES_TOKEN") or _job(environment, in_step) or "none"
+    run = run or own_run(environment, in_step=in_step) or "none"
     if standalone:
         if nodes is not None and nnodes(nodes).most > 1:
             raise UsageError("--standalone is for one node; leave it out, or --nnodes")
@@ -92,7 +92,15 @@ def _rank(environment: Mapping[str, str], span: SeatSpan, in_step: bool) -> int:
     return int(text)
 
 
-def _job(environment: Mapping[str, str], in_step: bool) -> str:
+def own_run(environment: Mapping[str, str], *, in_step: bool) -> str:
+    """Return the name of this run that no other run of Slurm's has; empty: Slurm knows of none.
+
+    Args:
+        environment: the launcher's.
+        in_step: each step is a run of its own.
+    """
+    if token := environment.get("SRES_TOKEN"):
+        return token
     job = environment.get("SLURM_JOB_ID", "")
     if not job:
         return ""

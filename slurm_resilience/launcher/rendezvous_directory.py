@@ -7,7 +7,9 @@ import fcntl
 import os
 import secrets
 import shutil
+import socket
 import tempfile
+import threading
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
@@ -18,12 +20,15 @@ from slurm_resilience.clock import SYSTEM_CLOCK
 from slurm_resilience.errors import MissingTool, SresError, UsageError
 from slurm_resilience.launcher import exit_codes
 from slurm_resilience.launcher.flags import MasterAddress, addresses, secret
-from slurm_resilience.launcher.node_rank import NodeRank
-from slurm_resilience.mesh.rendezvous import TrainingOutcome, next_training
+from slurm_resilience.launcher.node_rank import NodeRank, own_run
+from slurm_resilience.mesh.model import Peer
+from slurm_resilience.mesh.rendezvous import SharedDirectory, TrainingOutcome, next_training
 
 _PREFIX = "sres-run-"
 _FRESH_SECONDS = 60.0
 """Seconds in which a directory may belong to a process that has not locked it yet."""
+_ENDING_SECONDS, _LOOK_SECONDS, _CONNECT_SECONDS = 5.0, 0.2, 1.0
+"""Ranks of a launcher that was killed may live for so long when the next one begins."""
 _LONGEST = 80
 """A unix socket's path has 108 bytes at most."""
 
@@ -138,6 +143,8 @@ def choose(
             note=note and f"{note}the ranks meet in a private directory",
         )
     directory = _directory(environment, here, endpoint)
+    if not {"SRES_TOKEN", "SRES_SEATS_HERE"} & set(environment):
+        _refuse_running(directory / "mesh", range(here.rank * ranks, (here.rank + 1) * ranks))
     passed: Path | None = None
     if "SLURM_JOB_ID" in environment:  # the name is new for every step
         node = environment.get("SLURMD_NODENAME") or os.uname().nodename
@@ -156,6 +163,11 @@ def choose(
 
 def _directory(environment: Mapping[str, str], here: NodeRank, endpoint: str | None) -> Path:
     """Return the run's own part of a shared directory: what an earlier run left does not count."""
+    run = here.run.replace("/", "_")
+    own = "" if endpoint else own_run(environment, in_step=False)
+    if own and not here.run.startswith(own):
+        # A --rdzv-id that a script has for torchrun: jobs of the same script would meet each other.
+        run = f"{own}-{run}"
     base = endpoint or environment.get("SRES_DIR")
     if not base and "SLURM_JOB_ID" in environment:
         base = ".sres"  # Slurm starts every task where srun was called: mostly a shared place
@@ -164,7 +176,7 @@ def _directory(environment: Mapping[str, str], here: NodeRank, endpoint: str | N
             "where do the nodes meet? Give --rdzv-backend=dir --rdzv-endpoint=DIRECTORY (shared) "
             "or --rdzv-backend=peers --rdzv-endpoint=HOST,HOST --secret-file=FILE"
         )
-    directory = Path(base).absolute() / "run" / here.run.replace("/", "_")
+    directory = Path(base).absolute() / "run" / run
     try:
         directory.mkdir(mode=0o700, parents=True, exist_ok=True)
     except OSError as error:
@@ -180,6 +192,30 @@ def _refuse_complete(directory: Path) -> None:
             f"{directory}: a training that met here is complete (step {ended.step}): give this "
             "one a new --rdzv-id, or remove the directory"
         )
+
+
+def _refuse_running(meet: Path, seats: range) -> None:
+    """Else two trainings would take each other's seats in turn, until both have ended. Not where a
+    supervisor starts this launcher: it knows what it replaces."""
+    deadline = SYSTEM_CLOCK.monotonic() + _ENDING_SECONDS
+    while living := _living(meet, seats):
+        if SYSTEM_CLOCK.monotonic() > deadline:
+            where = f"process {living.pid} of {living.node or living.host}"
+            raise UsageError(
+                f"{meet.parent}: a training that meets here is running: {where} is its rank "
+                f"{living.seat}. Give this one a new --rdzv-id, or end that one"
+            )
+        SYSTEM_CLOCK.wait(threading.Event(), _LOOK_SECONDS)
+
+
+def _living(meet: Path, seats: range) -> Peer | None:
+    """Return a process on one of these seats that can be reached."""
+    for peer in SharedDirectory(meet).peers() if meet.exists() else []:
+        if peer.seat in seats:
+            with suppress(OSError):
+                socket.create_connection((peer.host, peer.port), _CONNECT_SECONDS).close()
+                return peer
+    return None
 
 
 def is_complete(meet: str) -> bool:

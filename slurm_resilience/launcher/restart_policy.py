@@ -8,6 +8,7 @@ from typing import Literal
 import msgspec
 
 from slurm_resilience.launcher import exit_codes
+from slurm_resilience.mesh.model import SEAT_TAKEN
 
 
 class ProcessEnd(msgspec.Struct, frozen=True):
@@ -67,6 +68,14 @@ def judge(ends: Sequence[ProcessEnd], rules: RestartRules) -> RestartDecision:
         how = f"{how} in the middle of the training (os._exit?)"
     if last.error:
         how = f"{how}: {last.error}"
+    if last.evicted.startswith(SEAT_TAKEN):
+        # One more would take it back, and the other launcher's the same, until both give up.
+        return RestartDecision(
+            "failed",
+            f"{last.evicted}, and this launcher did not start it (does another training meet in "
+            "the same place? --rdzv-id names each)",
+            last.code,
+        )
     if last.evicted:
         return _within_budget(ends, rules, how)
     if last.code == exit_codes.STOP:

@@ -53,6 +53,7 @@ from slurm_resilience.mesh.events import (
 from slurm_resilience.mesh.keys import KeyStore
 from slurm_resilience.mesh.messages import Heartbeat, KeyChange, Leaving, Message
 from slurm_resilience.mesh.model import (
+    SEAT_TAKEN,
     CloseCause,
     GenerationEnd,
     Member,
@@ -153,7 +154,7 @@ class Mesh:
             handshake_seconds=handshake_seconds,
         )
         self.me = self._transport.me
-        self._entry = RendezvousEntry(rendezvous, self.me)
+        self._entry = RendezvousEntry(rendezvous, self.me, self._take_secret)
         self._membership = Membership(self.me, rules, chosen, SYSTEM_CLOCK.monotonic())
         self._lock = self._transport.lock
         self._changed = threading.Condition(self._lock)
@@ -213,6 +214,11 @@ class Mesh:
     def evicted(self) -> str:
         """Return the reason for which the others go on without this process; empty: they do not."""
         return self._membership.side.standing.evicted
+
+    @property
+    def is_seat_taken(self) -> bool:
+        """Tell whether the others go on with a newer process on this one's seat."""
+        return self.evicted.startswith(SEAT_TAKEN)
 
     @property
     def waits_for(self) -> str:
@@ -284,6 +290,7 @@ class Mesh:
 
     def worked(self, view: View) -> None:
         """Every member of this generation could talk to every other: it counts from now on."""
+        self._entry.entered()
         self._tell(WorldWorked(view))
 
     def over(self, end: GenerationEnd) -> None:
@@ -580,6 +587,12 @@ class Mesh:
             return None
         side = self._membership.side
         return Relay(self.me, SYSTEM_CLOCK.monotonic(), side.speaker_patience, side.status_of)
+
+    def _take_secret(self, secret: bytes) -> None:
+        with self._lock:
+            self._transport.take_secret(secret)
+            self._dial_known()
+        self._transport.ring()
 
     def _dial_known(self) -> None:
         if self._relay is not None and isinstance(self._rendezvous, SharedDirectory):

@@ -21,6 +21,9 @@ CloseCause = Literal["closed", "reset", "lost"]
 knows of no such connection: the process died, or took this one for lost; lost: nothing is heard
 from over there, and the process may live."""
 
+SEAT_TAKEN = "a newer process took seat"
+"""Beginning of the reason for which the others go on without one of two processes on a seat."""
+
 _SEATS = 1_048_576
 _INCARNATIONS = 16
 

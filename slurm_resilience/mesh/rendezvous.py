@@ -121,9 +121,7 @@ class SharedDirectory:
             return
         # Linked, not renamed: the first one wins, and half of it is never read.
         with _draft(own):
-            descriptor = os.open(own, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-            with os.fdopen(descriptor, "w") as file:
-                file.write(text)
+            _write_private(own, text)
             with contextlib.suppress(FileExistsError):
                 os.link(own, target)
 
@@ -133,6 +131,26 @@ class SharedDirectory:
         if info.st_uid != os.geteuid() or info.st_mode & 0o077:
             raise UsageError(f"{target}: must belong to you and not be readable by others")
         return target.read_text(encoding="utf-8")
+
+    def other_secret(self, *, replaces: bool) -> bytes | None:
+        """Return the secret in the directory, if it is another one by now; None: it is not. One
+        that comes after the directory was removed makes another one.
+
+        Args:
+            replaces: this process trains with others: put theirs in its place instead.
+
+        Raises:
+            OSError, UsageError: it cannot be read, or replaced.
+        """
+        if not self._shared or (found := self._read_secret()) == self._shared:
+            return None
+        if not replaces:
+            self._shared = found
+            return _hex(found)
+        with _draft(self.path / f".secret-{os.getpid()}-{os.urandom(4).hex()}") as own:
+            _write_private(own, self._shared)
+            own.replace(self.path / "secret")
+        return None
 
     def port(self, seat: int) -> int:
         return 0
@@ -288,13 +306,19 @@ def note_passed(passed: Path | None) -> None:
 
 
 @contextlib.contextmanager
-def _draft(path: Path) -> Iterator[None]:
+def _draft(path: Path) -> Iterator[Path]:
     """Leave no draft behind: on a full disk, one is made, and is empty."""
     try:
-        yield
+        yield path
     finally:
         with contextlib.suppress(OSError):
             path.unlink()
+
+
+def _write_private(path: Path, text: str) -> None:
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    with os.fdopen(descriptor, "w") as file:
+        file.write(text)
 
 
 def _address(word: str) -> tuple[str, int]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 import threading
+from collections.abc import Callable
 
 from slurm_resilience.clock import SYSTEM_CLOCK
 from slurm_resilience.errors import SresError
@@ -21,17 +22,29 @@ LOOK_SECONDS = 60.0
 """Between two looks whether the entry is still there."""
 RETRY_SECONDS = 1.0
 """The same while it cannot be written."""
+NEW_SECONDS, NEW_SECONDS_A_SEAT = 5.0, 0.01
+"""The same before this process was in a world: those that train may have another secret. Rarer
+where many may look."""
 
 
 class RendezvousEntry:
     """The entry of one process."""
 
-    def __init__(self, rendezvous: Rendezvous, me: Peer) -> None:
+    def __init__(
+        self,
+        rendezvous: Rendezvous,
+        me: Peer,
+        on_secret: Callable[[bytes], None] = lambda _: None,
+    ) -> None:
         """
         Args:
             rendezvous: where others find this process.
             me: this process, with its port.
+            on_secret: called, in a thread, with the secret of those that train, where this process
+                had another one.
         """
+        self._on_secret = on_secret
+        self._in_world = threading.Event()
         self._rendezvous = rendezvous
         self._me = me
         self._is_written = False
@@ -54,6 +67,10 @@ class RendezvousEntry:
             # A thread of its own: a shared file system may hang.
             threading.Thread(target=self._keep, name="sres-entry", daemon=True).start()
 
+    def entered(self) -> None:
+        """Note that this process trains with others: their secret is the right one."""
+        self._in_world.set()
+
     def look(self) -> None:
         """Look soon whether the entry is still there: others may come."""
         self._due.set()
@@ -66,7 +83,9 @@ class RendezvousEntry:
 
     def _keep(self) -> None:
         while not self._closing:
-            SYSTEM_CLOCK.wait(self._due, LOOK_SECONDS if self._is_written else RETRY_SECONDS)
+            new = max(NEW_SECONDS, NEW_SECONDS_A_SEAT * self._me.seats)
+            seconds = LOOK_SECONDS if self._in_world.is_set() else new
+            SYSTEM_CLOCK.wait(self._due, seconds if self._is_written else RETRY_SECONDS)
             self._due.clear()
             if not self._closing:
                 self._write()
@@ -77,6 +96,7 @@ class RendezvousEntry:
         there, and those tell the others."""
         try:
             self._rendezvous.enter(self._me)
+            self._look_at_secret()
         except (OSError, SresError) as error:
             self._is_written = False
             problem = error.strerror if isinstance(error, OSError) else str(error)
@@ -86,3 +106,13 @@ class RendezvousEntry:
             self._problem = problem or ""
         else:
             self._is_written, self._problem = True, ""
+
+    def _look_at_secret(self) -> None:
+        """Have one secret with the others. One that came while the directory was gone made another,
+        and would never be let in."""
+        if not isinstance(self._rendezvous, SharedDirectory):
+            return
+        secret = self._rendezvous.other_secret(replaces=self._in_world.is_set())
+        if secret is not None:
+            log.warning("those that train have another secret than this process found: it is taken")
+            self._on_secret(secret)

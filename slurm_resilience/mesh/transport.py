@@ -211,6 +211,10 @@ class Transport:
             return
         self._add(connection, selectors.EVENT_READ | selectors.EVENT_WRITE)
 
+    def take_secret(self, secret: bytes) -> None:
+        """Use another secret for the connections that begin from now on."""
+        self._secret = secret
+
     def send(self, numbers: Iterable[int], message: Message) -> None:
         """Send a message on connections, as far as they still exist."""
         frame = messages.framed(message)

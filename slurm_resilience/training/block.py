@@ -22,7 +22,7 @@ from slurm_resilience.mesh.mesh import Mesh, Stopped
 from slurm_resilience.mesh.model import GenerationEnd, View
 from slurm_resilience.mesh.rendezvous import next_training, note_passed, rendezvous_at
 from slurm_resilience.training import inject
-from slurm_resilience.training.exits import Exits
+from slurm_resilience.training.exits import Exits, end_fork
 from slurm_resilience.training.garbage import older_objects_left_out
 from slurm_resilience.training.guards import block_functions
 from slurm_resilience.training.guards.left_out import UpdateLeftOut
@@ -213,6 +213,8 @@ class BlockRunner:
                 except WireError as error:
                     self._leave_if_asked()
                     log.error("%s", error)
+                    if self._mesh.is_seat_taken:
+                        control_socket.evict(os.getpid(), self._mesh.evicted)
                     self._exits.replaced()
         except Stopped as error:
             self._exits.stopped(str(error))
@@ -259,12 +261,17 @@ class BlockRunner:
                 self._event("formed", generation=view.counter, world=view.size)
                 self._tell_resize(view.size)
                 result = block(session)
+                if os.getpid() != self._mesh.me.pid:
+                    end_fork(None)
                 participant.write_out()
             finally:
                 self._interrupter.leave()
         except BaseException as error:
+            if os.getpid() != self._mesh.me.pid:
+                end_fork(error)
+            before = self._participant.last_end
             end = self._leave_block(view, error)
-            self._go_on(end, error)
+            self._go_on(end, error, before.reason if before is not None else "")
             return None
         self._finished_block = True
         if participant.watch is not None:
@@ -304,7 +311,7 @@ class BlockRunner:
         if self._groups:
             self._groups[-1].hold(error.__traceback__)
         if end.kind == "hang" and self._participant.watch is not None:
-            self._participant.watch.hung()
+            self._participant.watch.hung(end.culprit, self._mesh.beats())
         self._call(self._options.abort, end)
         self._leave_world()
         self._event("left", reason=end.reason, kind=end.kind, culprit=end.culprit)
@@ -345,7 +352,7 @@ class BlockRunner:
         if waits and participant.departure.may_leave(mesh, participant.step):
             mesh.close("it was asked to leave")
 
-    def _go_on(self, end: GenerationEnd, error: BaseException) -> None:
+    def _go_on(self, end: GenerationEnd, error: BaseException, before: str) -> None:
         """Be ready for the next world; or end, where there must be none with this process."""
         self._leave_if_asked()
         left_out = self._participant.guards.left_out
@@ -365,6 +372,7 @@ class BlockRunner:
             most=self._options.max_faults,
             recovers="recovery" in self._where.parts,
             hangs=self._hangs.add(end, step),
+            before=before,
         )
         if then == "stop":
             self._exits.stopped(reason)
@@ -407,7 +415,12 @@ class BlockRunner:
         """Call the user's hook if the world has another size than the last one it was told of. One
         that raised, or was cut off by the end of its world, has not heard of it."""
         if size != self._last_size and self._options.on_resize is not None:
-            self._options.on_resize(self._session, self._last_size, size)
+            hook = self._interrupter.on_resize
+            hook.begin(SYSTEM_CLOCK.monotonic())
+            try:
+                self._options.on_resize(self._session, self._last_size, size)
+            finally:
+                hook.end()
         self._last_size = size
 
     def _event(self, name: str, **details: Any) -> None:

@@ -246,9 +246,34 @@ def buffer_places(modules: Sequence[nn.Module]) -> list[tuple[dict[str, Any], st
 
 
 @seen("2.13")
+def unsaved_buffers(module: nn.Module) -> set[str]:
+    """Return the names of the buffers that are not in the module's state_dict."""
+    return {
+        f"{path}.{name}" if path else name
+        for path, part in module.named_modules()
+        for name in part._non_persistent_buffers_set
+    }
+
+
+@seen("2.13")
+def put_buffer(module: nn.Module, name: str, tensor: torch.Tensor, *, persistent: bool) -> None:
+    """Put a tensor in the place of a buffer, or make the buffer, if nothing else has its name."""
+    if name in module._buffers:
+        module._buffers[name] = tensor
+    elif not hasattr(module, name):
+        module.register_buffer(name, tensor, persistent=persistent)
+
+
+@seen("2.13")
 def is_gradient_scaler(thing: Any) -> bool:
     """Tell whether this is a gradient scaler, torch's or one that is made like it."""
     return hasattr(thing, "_per_optimizer_states")
+
+
+@seen("2.13")
+def is_scaler_used(scaler: Any) -> bool:
+    """Tell whether a gradient scaler has scaled a loss."""
+    return scaler._scale is not None
 
 
 @seen("2.13")

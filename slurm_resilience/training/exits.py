@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
+import sys
 import threading
+import traceback
 from typing import NoReturn
 
 from slurm_resilience.launcher import exit_codes
@@ -15,6 +18,29 @@ from slurm_resilience.training.participant import Participant
 from slurm_resilience.training.recovery import log_lines
 
 log = logging.getLogger("sres.training")
+
+
+def end_fork(error: BaseException | None) -> NoReturn:
+    """End a process that was forked in the block and leaves it, as it would have ended by itself.
+    The mesh, the process group's sockets and the place to meet are the rank's that forked it.
+
+    Args:
+        error: what it leaves by; None: it returns.
+    """
+    code = error.code if isinstance(error, SystemExit) else 1
+    with contextlib.suppress(OSError, ValueError, AttributeError):
+        if error is None:
+            log.error(
+                "a process that was forked in the function returned from it, and ends: it takes "
+                "no part in the training"
+            )
+        elif not isinstance(error, SystemExit):
+            traceback.print_exception(error)
+        elif code is not None and not isinstance(code, int):
+            sys.stderr.write(f"{code}\n")
+        sys.stdout.flush()
+        sys.stderr.flush()
+    os._exit(code if isinstance(code, int) else int(code is not None))
 
 
 class Exits:

@@ -17,6 +17,7 @@ from slurm_resilience.training.participant import Participant
 from slurm_resilience.training.process_group import ProcessGroups
 from slurm_resilience.training.recovery.exceptions import Interrupted
 from slurm_resilience.training.watch import stacks
+from slurm_resilience.training.watch.slow_hook import MOST_SECONDS, SlowHook
 
 log = logging.getLogger("sres.training")
 
@@ -74,6 +75,8 @@ class Interrupter:
         self._end_seen = 0.0
         self._told = False
         self._stage = BlockStage.OUTSIDE
+        self.on_resize = SlowHook()
+        """The program's hook that runs before the block, if it does."""
         self._lock = threading.Lock()
         """Held while the stage changes, and while the block is interrupted."""
 
@@ -153,6 +156,7 @@ class Interrupter:
     def tick(self, now: float) -> Heartbeat | None:
         """Look whether the step hangs; this process's progress, for the others."""
         watch, mesh = self._participant.watch, self._participant.mesh
+        self._look_at_hook(now)
         if watch is None:
             return None
         view = mesh.current
@@ -168,6 +172,21 @@ class Interrupter:
                 self._event("hang", reason=verdict.reason)
                 mesh.over(end)
         return watch.beat()
+
+    def _look_at_hook(self, now: float) -> None:
+        """Tell of `on_resize` where it takes long; end a world that waits for it without end."""
+        participant, hook = self._participant, self.on_resize
+        watch, seconds = participant.watch, hook.seconds(now)
+        if hook.is_to_be_told(now):
+            where = stacks.innermost(self._main)
+            log.warning("on_resize has taken %.0f s, and all ranks wait: %s", seconds, where)
+        mesh = participant.mesh
+        view, judges = mesh.current, watch is not None and not watch.is_paused
+        if seconds <= MOST_SECONDS or not judges or view is None or mesh.end is not None:
+            return
+        if view.size > 1:  # no rank waits for one that is alone, and has the last copy
+            reason = f"seat {participant.where.seat} was in on_resize for {seconds:.0f} s"
+            mesh.over(GenerationEnd(view.generation, reason, mesh.me.id, "hang"))
 
     def _leave_to_be_healed(self, view: View, reason: str) -> None:
         """End the world: this rank left out an update, and is to be healed from the others."""

@@ -106,7 +106,8 @@ class Participant:
         self.guards.replicas.enter(group.view.size)
         if self.watch is not None:
             counter = compat.collective_counter()
-            self.watch.enter(self.mesh.me.id, self.where.seat, counter, group.view.counter)
+            me, replaced = self.mesh.me, self.where.incarnation > 0
+            self.watch.enter(me.id, me.seat, counter, group.view.counter, replaced=replaced)
 
     def leave(self) -> None:
         """Leave the world; its group is kept until nothing of it is on its way."""

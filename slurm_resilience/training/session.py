@@ -365,7 +365,7 @@ class Session:
             participant.loaders.read_elsewhere(tell=participant.group.rank == 0)
         batch = next(batches, END)
         if batch is END:
-            participant.updates.warn_if_missing()
+            participant.updates.spent()
             return END
         participant.updates.batch_given()
         participant.check()

@@ -29,6 +29,8 @@ class UpdateCount:
         """Those at the end of the last loop over a loader."""
         self._updates_after = 0
         """Updates since that loop was left."""
+        self._spent_after: int | None = None
+        """Batches after which a loader had no other one; None: its loop was left before."""
         self.microbatch_step: MicrobatchStep | None = None
         """The one under way, in a loop over microbatches."""
         self._warned_missing = False
@@ -44,14 +46,20 @@ class UpdateCount:
         """Count a batch; after many without an update, warn."""
         self._batches += 1
         self._updates = self._left_over = 0
+        self._spent_after = None
         self._waiting += 1
         if self._batches == MANY_BATCHES:
             self.warn_if_missing()
 
+    def spent(self) -> None:
+        """Note that a loader has no batch left."""
+        self._spent_after = self._batches
+        self.warn_if_missing()
+
     def loop_left(self) -> None:
         """Note that no loop over a loader is under way."""
         self._left_over, self._waiting, self._updates_after = self._waiting, 0, 0
-        self._updates = None
+        self._updates, self.asked_step = None, False
         self.microbatch_step = None
 
     def updated(self, *, tell: bool) -> None:
@@ -63,7 +71,8 @@ class UpdateCount:
         self._warned_missing = True
         self._waiting = 0
         if self._updates is None:
-            self._updated_after(tell)
+            if self._batches:
+                self._updated_after(tell)
             return
         self._updates += 1
         if self._updates == 2 and not self._warned_second:
@@ -76,16 +85,25 @@ class UpdateCount:
 
     def _updated_after(self, tell: bool) -> None:
         """Count an update after a loop that has ended: the first may be for all batches that the
-        loop had left over, a second one is for one that was read long before."""
+        loop had left over, a second one is for one that was read long before, or given again."""
         self._updates_after += 1
-        if self._updates_after == 2 and self._left_over > 1 and not self._warned_list:
-            self._warned_list = True
-            if tell:
-                log.warning(
-                    "%d batches were read before their steps (list?): a fault leaves out those "
-                    "that no update has used. Take each batch in its own step",
-                    self._left_over,
-                )
+        if self._updates_after == 1 and self.asked_step:
+            self._spent_after = None  # it knows where to go on
+        is_again = self._left_over > 1 or self._spent_after is not None
+        if self._updates_after != 2 or self._warned_list or not is_again:
+            return
+        self._warned_list = True
+        if tell and self._left_over > 1:
+            log.warning(
+                "%d batches were read before their steps (list?): a fault leaves out those "
+                "that no update has used. Take each batch in its own step",
+                self._left_over,
+            )
+        elif tell:
+            log.warning(
+                "updates go on after the loop over s.loader (itertools.cycle?): after a fault the "
+                "training ends where the loader does. Give it epochs=, or go on from s.step"
+            )
 
     def warn_if_missing(self) -> None:
         """Warn if there were batches and no update."""

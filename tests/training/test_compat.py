@@ -267,6 +267,29 @@ def _() -> None:
     assert not compat.is_gradient_scaler(torch.optim.SGD(linear().parameters(), 0.1))
 
 
+@tries("unsaved_buffers")
+def _() -> None:
+    module = nn.Sequential(nn.BatchNorm1d(2))
+    module[0].register_buffer("table", torch.ones(1), persistent=False)
+    assert compat.unsaved_buffers(module) == {"0.table"}
+
+
+@tries("put_buffer")
+def _() -> None:
+    module = nn.Module()
+    for number in (1, 2):
+        compat.put_buffer(module, "table", torch.ones(number), persistent=True)
+    assert len(module.state_dict()["table"]) == 2
+
+
+@tries("is_scaler_used")
+def _() -> None:
+    scaler = torch.amp.GradScaler("cpu")
+    assert not compat.is_scaler_used(scaler)
+    scaler.scale(torch.ones(1))
+    assert compat.is_scaler_used(scaler)
+
+
 @tries("forget_unscaled")
 def _() -> None:
     module, scaler = linear(), torch.amp.GradScaler("cpu")

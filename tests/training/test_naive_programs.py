@@ -348,6 +348,21 @@ def test_a_newcomer_that_trains_other_parameters_is_refused(
         refused(done, "s.ddp: requires_grad differs: rank 1 from rank 0 in 0.weight, 0.bias")
 
 
+def test_a_wrapper_of_an_earlier_world_is_refused(run: Program) -> None:
+    """It exchanged no gradients, and the newcomer waited for them without a word."""
+    body = USUAL.replace("net = s.ddp(model)", "net = s.once(lambda: s.ddp(model))")
+    body = body.replace("steps=4", "steps=8")
+    done = run(body, inject="kill:rank=1,step=5")
+    refused(done, "call s.ddp(model) anew whenever the function is entered")
+
+
+def test_a_wrapper_may_be_used_after_the_training(run: Program) -> None:
+    body = USUAL + "\nglobal left\nleft = net\n"
+    parts = "import atexit\natexit.register(lambda: say('after', tuple(left(X).shape)))\n"
+    done = run(body, parts)
+    assert done.stdout.count("after (64, 1)") == 2, done.stderr[-4000:]
+
+
 def test_a_schedule_that_steps_after_the_update_is_told(run: Program) -> None:
     parts = """
     def build_all():
@@ -467,6 +482,44 @@ def test_an_optimizer_that_is_not_tracked_is_told(run: Program) -> None:
     )
 
 
+@pytest.mark.parametrize(
+    ("what", "use", "words"),
+    [
+        ("torch.optim.lr_scheduler.StepLR, opt, 2", "part.step()", "StepLR"),
+        ("torch.optim.lr_scheduler.ReduceLROnPlateau, opt", "part.step(1.0)", "ReduceLROnPlateau"),
+        ("torch.optim.swa_utils.AveragedModel, model", "part.update_parameters(model)", "Averaged"),
+        ("torch.amp.GradScaler, 'cpu'", "part.scale(x)", "GradScaler"),
+    ],
+    ids=["schedule", "plateau", "average", "scaler"],
+)
+@pytest.mark.parametrize("tracked", [False, True])
+def test_what_goes_with_an_optimizer_and_is_not_tracked_is_told(
+    run: Program, what: str, use: str, words: str, tracked: bool
+) -> None:
+    """It was told of one step after a rank had been replaced, which had begun with a new one."""
+    body = USUAL.replace("s.track", f"part = s.once({what})\ns.track") + f"        {use}\n"
+    if tracked:
+        told_nothing(run(body.replace("opt=opt)", "opt=opt, part=part)")))
+    else:
+        done = run(body)
+        warned(done, f"{words}")
+        warned(done, "belongs to the training and is not tracked")
+
+
+def test_a_schedule_made_of_several_is_tracked_as_a_whole(run: Program) -> None:
+    parts = """
+    def build_all():
+        model, opt = build()
+        rates = torch.optim.lr_scheduler
+        two = [rates.ConstantLR(opt), rates.StepLR(opt, 2)]
+        return model, opt, rates.SequentialLR(opt, two, [2])
+    """
+    body = USUAL.replace("model, opt = s.once(build)", "model, opt, part = s.once(build_all)")
+    told_nothing(
+        run(body.replace("opt=opt)", "opt=opt, part=part)") + "        part.step()\n", parts)
+    )
+
+
 def test_an_optimizer_of_what_is_not_tracked_is_told_nothing(run: Program) -> None:
     """A critic that is thrown away, say."""
     other = """
@@ -480,6 +533,25 @@ def test_parameters_that_the_optimizer_gets_later_are_told(run: Program) -> None
     """A replaced rank is built without them: its state would not fit at the first fault."""
     more = "if s.step == 2:\n        opt.add_param_group({'params': [torch.zeros(1)]})"
     warned(run(USUAL + f"    {more}\n"), "opt was given parameters after s.track")
+
+
+@pytest.mark.parametrize(
+    ("more", "words"),
+    [
+        ("model.extra = nn.Parameter(torch.zeros(1))", "model.extra came after s.track"),
+        ("model.part = nn.Linear(2, 2)", "model.part.weight, model.part.bias came after s.track"),
+    ],
+)
+def test_parameters_that_the_model_gets_later_are_told(run: Program, more: str, words: str) -> None:
+    """The training ended at the first fault, with nothing said before."""
+    warned(run(USUAL + f"    if s.step == 2:\n        {more}\n"), words)
+
+
+def test_a_parameter_in_the_place_of_another_is_told_nothing(run: Program) -> None:
+    more = "if s.step == 2:\n        model.bias = nn.Parameter(model.bias.detach().clone())\n"
+    more += "        net = s.ddp(model)\n        opt.param_groups[0]['params'][1] = model.bias"
+    done = run(USUAL + f"    {more}\n")
+    assert "came after" not in done.stderr
 
 
 def test_collectives_in_an_update_are_told(run: Program) -> None:
@@ -528,6 +600,18 @@ def test_batches_that_are_read_before_their_steps_are_told(
     warned(run(body, "import queue, threading\n" + AHEAD), words)
 
 
+def test_batches_that_are_given_again_are_told(run: Program) -> None:
+    """After a fault the loader had none left, and the training ended early, with success."""
+    source = "s.loader(DATA, global_batch=8, steps=4, epochs=None)"
+    body = USUAL.replace(source, f"itertools.islice(itertools.cycle({source}), 8)")
+    warned(run(body, "import itertools"), "updates go on after the loop over s.loader")
+
+
+def test_a_second_part_that_goes_on_from_the_step_is_told_nothing(run: Program) -> None:
+    second = OWN_LOOP.format("s.step, 8").partition("net = s.ddp(model)\n")[2]
+    told_nothing(run(USUAL + second))
+
+
 def test_what_is_left_over_at_the_end_is_an_update_of_its_own(run: Program) -> None:
     body = USUAL + "with s.update():\n    opt.step()\n"
     told_nothing(run(body))
@@ -573,6 +657,32 @@ def test_a_loop_that_knows_its_place_is_told_nothing(
     """
     body = OWN_LOOP.format(count).replace("opt=opt", tracked)
     told_nothing(run(body, parts))
+
+
+@pytest.mark.parametrize(
+    ("leaves", "words"),
+    [
+        ("sys.exit(0)", ""),
+        ("raise ValueError('in the child')", "in the child"),
+        ("return", "forked"),
+    ],
+)
+def test_a_child_that_leaves_the_function_is_no_rank(run: Program, leaves: str, words: str) -> None:
+    """It took the rank's entry out of the directory, and three errors stood in the log."""
+    fork = f"""
+    if s.step == 2:
+        child = os.fork()
+        if child == 0:
+            {leaves}
+        say("child", os.waitpid(child, 0)[1])
+"""
+    done = run(USUAL + fork, "import sys")
+    assert done.returncode == 0, done.stderr[-4000:]
+    assert done.stdout.count("ends at 4") == 2, done.stdout
+    assert done.stdout.count(f"child {256 if words else 0}\n") == 2, done.stdout
+    assert words in done.stderr
+    assert "takes no part in its training" not in done.stderr
+    assert ("Traceback" in done.stderr) == ("raise" in leaves)
 
 
 # --- torch's own settings -----------------------------------------------------------------------

@@ -125,6 +125,28 @@ def test_sources_with_other_tensors_are_refused(tmp_path: Path) -> None:
     assert found[0] == "ranks [1, 2] hold the same part with different tensors"
 
 
+def grown(rank: int, group: Any) -> Any:
+    """A forward of one source alone, in a validation, has enlarged a buffer."""
+    torch.manual_seed(rank)
+    held = PeerStatus(generation=1, step=3)
+    view = view_of([LOST, held, held])
+    model = nn.BatchNorm1d(400, affine=False)
+    model.register_buffer("table", torch.full((5 if rank == 1 else 3,), float(rank)))
+    weights = nn.Linear(100, 100)
+    if rank:
+        nn.init.constant_(weights.weight, 7.0)
+    tracked = Tracked({"norm": model, "net": weights})
+    state.transfer(state.plan(view), view, rank, tracked, group, verify=True)
+    dist.barrier()
+    return model.table.tolist(), bool((weights.weight == 7.0).all())
+
+
+def test_sources_may_differ_in_what_forward_has_made(tmp_path: Path) -> None:
+    found = run(grown, 3, tmp_path)
+    assert found[0] == found[1] == ([1.0] * 5, True)
+    assert found[2] == ([2.0] * 3, True)
+
+
 def corrupted(rank: int, group: Any) -> str:
     """One bit changes on the way."""
     view = view_of([LOST, HELD])

@@ -64,6 +64,52 @@ def test_a_fresh_optimizer_gets_state_without_a_step() -> None:
     assert torch.equal(model[0].weight, other[0].weight)
 
 
+class Positions(nn.Module):
+    """Makes its table in forward, and enlarges it, as rotary embeddings do."""
+
+    def __init__(self, *, saved: bool, **has: Any) -> None:
+        super().__init__()
+        self.saved = saved
+        for name, value in has.items():
+            self.register_buffer(name, value, persistent=saved)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if getattr(self, "table", None) is None or len(self.table) < len(x):
+            table = torch.arange(float(len(x)))
+            if hasattr(self, "table"):
+                self.table = table
+            else:
+                self.register_buffer("table", table, persistent=self.saved)
+        return x + self.table[: len(x)]
+
+
+@pytest.mark.parametrize("saved", [False, True])
+@pytest.mark.parametrize("has", [{}, {"table": None}, {"table": torch.zeros(1)}])
+def test_buffers_that_a_forward_makes_arrive(saved: bool, has: dict[str, Any]) -> None:
+    """A replaced rank had built its model, and run no forward yet: the training ended at the first
+    fault."""
+    torch.manual_seed(0)
+    module, other = (nn.Sequential(nn.Linear(1, 1), Positions(saved=saved, **has)) for _ in "ab")
+    tracked, newcomer = Tracked({"model": module}), Tracked({"model": other})
+    newcomer.mark()
+    module[1](torch.zeros(5))
+    receive(tracked.capture(), newcomer)
+    assert torch.equal(other[1].table, torch.arange(5.0))
+    assert other.state_dict().keys() == module.state_dict().keys()
+    assert tracked.digest() == newcomer.digest()
+    other[1](torch.zeros(7))
+    receive(tracked.capture(), newcomer)
+    assert len(other[1].table) == 5, "as at the peer; forward enlarges it again"
+
+
+def test_a_buffer_without_a_place_is_left_to_forward() -> None:
+    module, other = (Positions(saved=False) for _ in "ab")
+    other.table = None
+    module(torch.zeros(5))
+    receive(Tracked({"model": module}).capture(), Tracked({"model": other}))
+    assert other.table is None
+
+
 def test_received_in_place_without_doubling() -> None:
     model, optimizer, tracked = pair(0)
     step(model, optimizer)

@@ -6,6 +6,7 @@ import fcntl
 import os
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
@@ -38,7 +39,8 @@ from slurm_resilience.launcher.rendezvous_directory import (
     next_incarnation,
 )
 from slurm_resilience.launcher.restart_policy import ProcessEnd, RestartRules, judge
-from slurm_resilience.mesh.rendezvous import note_passed
+from slurm_resilience.mesh.model import Peer
+from slurm_resilience.mesh.rendezvous import SharedDirectory, note_passed
 
 STEP = {
     "SLURM_JOB_ID": "7",
@@ -204,6 +206,35 @@ class TestMeeting:
         by_variable = choose({"SRES_DIR": str(tmp_path / "s")}, here("2", 1, "job/1"), 2, tmp_path)
         assert by_variable.meet == found.meet
 
+    def test_jobs_of_one_script_do_not_meet(self, tmp_path: Path) -> None:
+        """A --rdzv-id that a script had for torchrun is the same in all jobs of a sweep."""
+        where = {"SRES_DIR": str(tmp_path)}
+        places = set()
+        for own in ({"SLURM_JOB_ID": "7"}, {"SLURM_JOB_ID": "8"}, {"SRES_TOKEN": "9.0.1"}):
+            found = choose(STEP | where | own, here("2", 1, "100"), 1, tmp_path)
+            other_node = STEP | where | own | {"SLURM_PROCID": "0", "SLURM_STEP_ID": "5"}
+            assert choose(other_node, here("2", 0, "100"), 1, tmp_path).meet == found.meet
+            places.add(found.meet)
+        assert len(places) == 3
+        wanted = choose(STEP, here("2", 1, "100"), 1, tmp_path, "dir", str(tmp_path / "s"))
+        assert wanted.meet == f"dir:{tmp_path}/s/run/100/mesh", "a place that a person names"
+
+    def test_a_running_training_is_not_taken_for_this_one(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Each took the other's seats again, until neither had a process left to start."""
+        monkeypatch.setattr(rendezvous_directory, "_ENDING_SECONDS", 0.0)
+        place = SharedDirectory(tmp_path / "run/job/mesh")
+        given: Any = (here("2", 1, "job"), 2, tmp_path, "dir", str(tmp_path))
+        with socket.create_server(("127.0.0.1", 0)) as ear:
+            port = ear.getsockname()[1]
+            place.enter(Peer("a", 3, node="n9", host="127.0.0.1", port=port, pid=12))
+            with pytest.raises(UsageError, match=r"process 12 of n9 is its rank 3\. .* --rdzv-id"):
+                choose({}, *given)
+            choose({}, here("2", 0, "job"), *given[1:])
+            choose({"SRES_TOKEN": "7.0.1"}, *given)
+        choose({}, *given)
+
     def test_peers_have_a_port_for_each_seat(self, tmp_path: Path) -> None:
         given = {"SRES_SECRET": SECRET}
         found = choose(given, here("2"), 2, tmp_path, "peers", "n1:100,n2")
@@ -350,6 +381,11 @@ class TestVerdict:
         assert judge([end(exit_codes.STOP)], self.RULES).code == exit_codes.STOP
         poisoned = [end(exit_codes.POISONED, place="a:1")] * 2
         assert judge(poisoned, self.RULES).do == "replace"
+
+    def test_a_seat_that_another_launcher_has_is_left_to_it(self) -> None:
+        found = judge([end(137, evicted="a newer process took seat 3")], self.RULES)
+        assert (found.do, found.code) == ("failed", 137)
+        assert "--rdzv-id" in found.reason
 
     def test_who_ends_well_in_the_middle_is_replaced(self) -> None:
         assert judge([end(0)], self.RULES).do == "done"

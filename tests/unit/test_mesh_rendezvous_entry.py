@@ -72,6 +72,29 @@ def test_a_directory_that_was_removed(tmp_path: Path) -> None:
         assert (place / "secret").stat().st_mode & 0o077 == 0
 
 
+@pytest.mark.parametrize("newcomers", [1, 2])
+def test_who_comes_while_the_directory_is_gone_is_let_in(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, newcomers: int
+) -> None:
+    """It made a secret of its own, which those that trained never looked at."""
+    monkeypatch.setattr(rendezvous_entry, "NEW_SECONDS", 0.05)
+    place = tmp_path / "mesh"
+    with crew(place, 2 + newcomers, min_world=2, core=2) as peers:
+        meshes = peers.several(2)
+        world(meshes)
+        secret = (place / "secret").read_text()
+        shutil.rmtree(place)
+        late = [peers.add(2 + number) for number in range(newcomers)]
+        assert (place / "secret").read_text() != secret
+        monkeypatch.setattr(rendezvous_entry, "LOOK_SECONDS", 0.05)
+        for mesh in meshes:
+            mesh._entry.look()
+        ranks = [*meshes, *late]
+        until(lambda: all(len(one.beats()) == 1 + newcomers for one in ranks), "all meet")
+        assert (place / "secret").read_text() == secret
+        assert (place / "secret").stat().st_mode & 0o077 == 0
+
+
 def test_files_that_were_cleaned_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A site may remove what was not used for weeks: nothing was lost meanwhile."""
     monkeypatch.setattr(rendezvous_entry, "LOOK_SECONDS", 0.05)

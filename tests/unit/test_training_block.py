@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -14,6 +15,7 @@ from slurm_resilience.errors import UsageError
 from slurm_resilience.training import block
 from slurm_resilience.training.options import Options
 from slurm_resilience.training.recovery.exceptions import Interrupted
+from slurm_resilience.training.watch.slow_hook import SlowHook
 
 
 class Runs:
@@ -85,6 +87,7 @@ def test_a_change_of_size_is_told_to_the_script() -> None:
     """Not a world of the same size, and not the first one if it is full."""
     told: list[tuple[Any, int, int]] = []
     runner = block.BlockRunner.__new__(block.BlockRunner)
+    runner._interrupter = SimpleNamespace(on_resize=SlowHook())  # type: ignore[assignment]
     runner._options = Options(on_resize=lambda *words: told.append(words))
     runner._session, runner._last_size = "session", 4  # type: ignore[assignment]
     for size in (4, 3, 3, 2, 4):
@@ -103,10 +106,12 @@ def test_a_resize_hook_that_was_cut_off_is_called_again() -> None:
             raise Interrupted("its world is over")
 
     runner = block.BlockRunner.__new__(block.BlockRunner)
+    runner._interrupter = SimpleNamespace(on_resize=SlowHook())  # type: ignore[assignment]
     runner._session, runner._last_size = "session", 4  # type: ignore[assignment]
     runner._options = Options(on_resize=hook)
     with pytest.raises(Interrupted):
         runner._tell_resize(2)
+    assert not runner._interrupter.on_resize.seconds(1e9), "it is not running any more"
     runner._tell_resize(2)
     runner._tell_resize(2)
     assert told == [(4, 2), (4, 2)]

@@ -139,6 +139,19 @@ def test_lost_state_is_no_fault_that_counts() -> None:
     assert then(lost, count=0) == "give up"
 
 
+def test_who_gives_up_for_lost_state_says_how_it_was_lost() -> None:
+    lost, mine = Unrecoverable("nothing has part 1"), "seat 1 (n1): ValueError: in the update"
+    decision = fault_policy.verdict(
+        lost, MINE, seat=0, step=3, count=0, most=3, recovers=True, before=mine
+    )
+    assert decision.reason == f"nothing has part 1 (the world before ended: {mine})"
+
+
+def test_an_iterator_without_a_batch_is_said_in_words() -> None:
+    assert "for batch in s.loader" in fault_policy.said(StopIteration())
+    assert fault_policy.said(StopIteration(3)) == "StopIteration: 3"
+
+
 def test_without_recovery_only_a_join_is_survived() -> None:
     assert (
         then(Interrupted(), GenerationEnd(1, "lost", OTHER, "lost"), count=0, recovers=False)

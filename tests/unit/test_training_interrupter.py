@@ -52,6 +52,38 @@ class Seen:
             self.now += 0.01
 
 
+@pytest.mark.parametrize(("ranks", "paused", "ends"), [(2, False, 1), (2, True, 0), (1, False, 0)])
+def test_a_resize_hook_that_hangs_is_told_and_left(
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    ranks: int,
+    paused: bool,
+    ends: int,
+) -> None:
+    """All ranks waited for it without a word, until gloo's half an hour was over."""
+    seen = Seen(monkeypatch)
+    over: list[GenerationEnd] = []
+    seen.participant.mesh = SimpleNamespace(
+        current=SimpleNamespace(generation=1, size=ranks),
+        end=None,
+        me=SimpleNamespace(id="p0"),
+        over=over.append,
+        status=SimpleNamespace(phase="ready"),
+    )
+    seen.participant.where = SimpleNamespace(seat=0)
+    seen.participant.watch = SimpleNamespace(is_paused=paused, beat=lambda: None)
+    seen.interrupter.on_resize.begin(0.0)
+    for now in range(601):
+        seen.interrupter.tick(float(now))
+    assert caplog.text.count("on_resize has taken") == 5, "after 20, 40, 80, 160 and 320 s"
+    assert not over
+    seen.interrupter.tick(601.0)
+    assert [(end.kind, end.culprit) for end in over] == [("hang", "p0")] * ends
+    seen.interrupter.on_resize.end()
+    seen.interrupter.tick(2000.0)
+    assert len(over) == ends
+
+
 def test_what_follows_an_update_has_time_when_somebody_joins(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

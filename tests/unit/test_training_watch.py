@@ -119,6 +119,55 @@ def test_a_step_that_hung_has_all_the_time_of_a_first_one() -> None:
         assert world.watches[0].limit == limit
 
 
+def saves(world: World, step: int, seconds: float) -> list[HangVerdict | None]:
+    """Seat 0 saves after a step; the others wait in the next one."""
+    world.counts[1] += 1
+    world.watches[1].begin(step)
+    assert world.verdict(1) is None
+    world.time.go(seconds)
+    return [world.verdict(seat) for seat in (0, 1)]
+
+
+def test_who_saves_for_minutes_is_ended_once_and_waited_for_later(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """Its process was replaced at each save, and none was ever done."""
+    world = World(2, first=600, floor=10)
+    world.steps(8)
+    found = saves(world, 8, 11)
+    assert [one and one.seat for one in found] == [0, 0], "both told, with what to do"
+    assert "with s.watch.pause()" in caplog.text
+    beats = {"p0": (Peer("p0", 0), world.beats[0], 0.0)}
+    world.watches[1].hung("p0", beats)
+    world.watches[1].hung("p0", beats)
+    world.watches[0] = Watch(clock=world.time, first=600, floor=10)
+    for seat, watch in enumerate(world.watches):
+        watch.enter(f"p{seat}", seat, lambda seat=seat: world.counts[seat], replaced=not seat)  # type: ignore[misc]
+    world.counts = [0, 0]
+    world.steps(8)
+    caplog.clear()
+    assert saves(world, 8, 500) == [None, None]
+    assert caplog.text.count("training stands still: seat 0") == 1
+    world.time.go(101)
+    verdict = world.verdict(1)
+    assert verdict is not None
+    assert verdict.seat == 0
+
+
+def test_who_stands_still_in_a_step_is_not_waited_for_later() -> None:
+    world = World(2, first=600, floor=10)
+    world.steps(8)
+    for _ in range(2):
+        world.begin(8)
+        world.counts[1] += 1
+        assert world.verdict(1) is None
+        world.time.go(11)
+        assert world.verdict(1) is not None
+        world.watches[1].hung("p0", {"p0": (Peer("p0", 0), world.beats[0], 0.0)})
+        later_world(world, 8)
+        world.steps(8)
+
+
 def test_who_returned_while_others_wait_for_it_is_found_soon() -> None:
     world = World(4, first=600, floor=10)
     world.steps(8)

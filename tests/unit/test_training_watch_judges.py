@@ -85,6 +85,17 @@ worlds = st.lists(signs, min_size=2, max_size=6).map(
 )
 
 
+def test_who_never_comes_to_its_first_batch_is_found_in_the_end() -> None:
+    """No rank was accused, and the same world was formed again, each half hour."""
+    own = RankSign("p0", 0, 5, "forward", since=1801.0)
+    stuck = RankSign("p1", 1, since=1800.0)
+    assert judge(own, [stuck], 60.0, 1801.0, 5.0) is None
+    found = judge(own, [stuck], 60.0, 1800.0, 5.0)
+    assert found is not None
+    assert (found.culprit, found.seat) == ("p1", 1)
+    assert "has not come to its first batch in this world" in found.reason
+
+
 @calm
 @given(worlds, st.floats(1, 50), st.floats(0, 100), st.floats(0.5, 20))
 def test_a_verdict_has_grounds(

@@ -9,7 +9,7 @@ import msgspec
 
 from slurm_resilience.mesh.events import Close, Dial, EndGeneration, Evicted, GaveUp
 from slurm_resilience.mesh.messages import Evict, GenerationEnded, Leaving, NodeLost, TrainingDone
-from slurm_resilience.mesh.model import CloseCause, GenerationEnd, Peer
+from slurm_resilience.mesh.model import SEAT_TAKEN, CloseCause, GenerationEnd, Peer
 from slurm_resilience.mesh.protocol.contacts import Contact
 from slurm_resilience.mesh.protocol.side import Side
 
@@ -120,12 +120,12 @@ class Departures:
             return
         if peer.seat == side.me.seat:
             if (peer.incarnation, peer.id) > (side.me.incarnation, side.me.id):
-                self.leave_the_others(f"a newer process took seat {peer.seat}", now)
+                self.leave_the_others(f"{SEAT_TAKEN} {peer.seat}", now)
             return
         for other in side.contacts.on_seat(peer.seat):
             if other.peer.id != peer.id:
                 older = min((other.peer, peer), key=lambda p: (p.incarnation, p.id))
-                self.give_up(older.id, f"a newer process took seat {peer.seat}", "dead", now)
+                self.give_up(older.id, f"{SEAT_TAKEN} {peer.seat}", "dead", now)
         self.lose_replaced([peer])
 
     def lose_replaced(self, newer: Sequence[Peer]) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping
+from itertools import chain
 from typing import Any
 
 import torch
@@ -11,6 +12,7 @@ from torch import nn
 
 from slurm_resilience.training.compat import is_gradient_scaler
 from slurm_resilience.training.content_digest import content_digest
+from slurm_resilience.training.guards.late_additions import LateAdditions
 from slurm_resilience.training.guards.untracked_optimizers import UntrackedOptimizers
 from slurm_resilience.training.state import Tracked
 from slurm_resilience.training.state.adapters import has_own_state
@@ -28,6 +30,7 @@ class StateWatch:
     def __init__(self) -> None:
         self._told: set[str] = set()
         self._untracked = UntrackedOptimizers()
+        self._late = LateAdditions()
         self.enter(None, {}, tell=False)
 
     def enter(self, tracked: Tracked | None, objects: dict[str, Any], *, tell: bool) -> None:
@@ -59,7 +62,8 @@ class StateWatch:
         }
         self._may_count = any(not is_gradient_scaler(one) for one in self._others.values())
         """An object of the training's own may hold its position."""
-        self._groups = {name: len(one.param_groups) for name, one in self._optimizers.items()}
+        modules = {name: one for name, one in objects.items() if isinstance(one, nn.Module)}
+        self._late.enter(self._optimizers, modules, listen=tracked is not None and tell)
         # The objects themselves, so that no other one gets their id.
         self._states = {name: one.state for name, one in self._optimizers.items()}
         self._counts: dict[str, Any] = {}
@@ -84,14 +88,14 @@ class StateWatch:
                     f"{name} steps outside of s.update(): after a fault ranks go on with different "
                     f"learning rates. Put {name}.step() inside of `with s.update():`"
                 )
-        for name, count in self._groups.items():
-            if len(self._optimizers[name].param_groups) != count:
-                self._groups[name] = len(self._optimizers[name].param_groups)
-                self._warn(
-                    f"{name} was given parameters after s.track (add_param_group): a replaced rank "
-                    "has not got them, and the training ends at the first fault. Give all groups "
-                    "at the start, those that train later frozen (requires_grad_(False))"
-                )
+        for line in self._late.found():
+            self._warn(line)
+        if used := self._untracked.parts.used():
+            self._warn(
+                f"{_some(used)} belongs to the training and is not tracked: a replaced rank begins "
+                "with a new one, and goes on with other learning rates, scales or averages. "
+                "s.track(model=…, opt=…, schedule=…)"
+            )
         if turn > CLOSELY:
             if changed := self._tracked.written():
                 self._warn_changed(changed)
@@ -166,6 +170,9 @@ class StateWatch:
     def _look_for_untracked(self) -> None:
         found = self._untracked.found(self._modules, self._optimizers.values())
         self._untracked.stop()
+        if self._tell and not self._may_count:
+            tracked = (self._modules, self._schedules.values(), self._optimizers.values())
+            self._untracked.parts.look(chain(*tracked, self._others.values()))
         if found and not self._may_count:
             self._warn(
                 f"the model is trained by an optimizer that is not tracked ({_some(found)}): a "

@@ -9,11 +9,15 @@ import torch
 from torch import nn
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
+from slurm_resilience.training.guards.untracked_parts import UntrackedParts
+
 
 class UntrackedOptimizers:
     """Listens to all optimizers of the process, for the first updates of a world."""
 
     def __init__(self) -> None:
+        self.parts = UntrackedParts()
+        """Objects that go with an optimizer."""
         self._stepped: list[torch.optim.Optimizer] = []
         self._handle: Any = None
 

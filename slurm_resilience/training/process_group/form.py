@@ -12,6 +12,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
+from slurm_resilience.errors import UsageError
 from slurm_resilience.mesh.mesh import Mesh
 from slurm_resilience.mesh.model import View
 from slurm_resilience.training import compat
@@ -188,10 +189,25 @@ class ProcessGroups:
         for wrapper in wrappers:
             if isinstance(wrapper, nn.parallel.DistributedDataParallel):
                 compat.disarm(wrapper)
+                wrapper.register_forward_pre_hook(_refuse_left)
         if dist.is_initialized():
             with contextlib.suppress(Exception):
                 dist.destroy_process_group()
         _graveyard.bury(dead, wrappers, self._sockets)
+
+
+def _refuse_left(*_: Any) -> None:
+    """Refuse a wrapper whose world was left: it exchanges no gradients, and the others wait. After
+    the training, where there is no group, it is a module like another.
+
+    Raises:
+        UsageError: there is a newer world.
+    """
+    if dist.is_initialized():
+        raise UsageError(
+            "this DDP wrapper belongs to a world that has ended: call s.ddp(model) anew whenever "
+            "the function is entered, not in s.once"
+        )
 
 
 def _abort() -> None:

@@ -98,6 +98,11 @@ def folded(text: str) -> str:
 
 def said(error: BaseException) -> str:
     """Kind and words of an error, in one line."""
+    if isinstance(error, StopIteration) and not error.args:
+        return (
+            "StopIteration: next() found no batch left (a loop that counts by itself begins anew "
+            "after a fault: take batches by `for batch in s.loader(…)`)"
+        )
     return folded(f"{type(error).__name__}: {error}")
 
 
@@ -141,6 +146,7 @@ def verdict(
     most: int,
     recovers: bool,
     hangs: int = 0,
+    before: str = "",
 ) -> FaultDecision:
     """Decide what follows from the way in which a block was left.
 
@@ -153,13 +159,15 @@ def verdict(
         most: own faults in one step after which the training ends.
         recovers: is recovery in the process on?
         hangs: how often the process that ended the world has stood still in this step.
+        before: how the world before this one ended, for people; empty: not known.
     """
     if end.kind == "stop":
         return FaultDecision("stop", end.reason)
     if hangs >= max(most, 2):  # once may be a slow disk
         return FaultDecision("give up", f"{end.reason}; {hangs} times in {_step(step)}")
     if isinstance(error, Unrecoverable):
-        return FaultDecision("give up", folded(str(error)))
+        since = f" (the world before ended: {before})" if before else ""
+        return FaultDecision("give up", folded(f"{error}{since}"))
     if count and isinstance(error, (StateError, UsageError)) and not isinstance(error, HealFailed):
         text = f"{folded(str(error))}{_line(error)}"
         return FaultDecision("give up", f"seat {seat} in {_step(step)}: {text}")

@@ -7,8 +7,10 @@ are wanted: the parameter that the optimizer refers to must stay that very tenso
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -17,7 +19,7 @@ from torch.distributed.fsdp import FSDPModule
 
 from slurm_resilience.errors import UsageError
 from slurm_resilience.training import compat
-from slurm_resilience.training.state.describe import Landing
+from slurm_resilience.training.state.describe import BUFFERS, Landing
 from slurm_resilience.training.state.errors import StateError
 
 
@@ -104,7 +106,8 @@ def read_module(module: nn.Module, choice: Choice) -> dict[str, Any]:
     reshard(module)
     return {
         "parameters": {n: p for n, p in module.named_parameters() if choice.takes(n, p)},
-        "buffers": {n: b for n, b in module.named_buffers() if choice.takes_buffer(n)},
+        BUFFERS: {n: b for n, b in module.named_buffers() if choice.takes_buffer(n)},
+        "unsaved": sorted(compat.unsaved_buffers(module)),
         "extra": {n: m.get_extra_state() for n, m in _with_extra(module, choice)},
     }
 
@@ -132,20 +135,31 @@ def land_module(
 ) -> None:
     """Lay out a module."""
     here = read_module(module, choice)
-    for what in ("parameters", "buffers"):
-        if odd := sorted(there[what].keys() ^ here[what].keys()):
-            side = "the peer" if odd[0] in there[what] else "this process"
-            raise StateError(
-                f"only {side} has {name}.{odd[0]}; every rank must build the same model"
-            )
-        for key, slot in there[what].items():
-            landing.into(slot, here[what][key], f"{name}.{key}")
+    theirs, mine = there["parameters"], here["parameters"]
+    if odd := sorted(theirs.keys() ^ mine.keys()):
+        side = "the peer" if odd[0] in theirs else "this process"
+        raise StateError(f"only {side} has {name}.{odd[0]}; every rank must build the same model")
+    for key, slot in theirs.items():
+        landing.into(slot, mine[key], f"{name}.{key}")
+    for key, slot in there[BUFFERS].items():
+        fresh = landing.place(slot, here[BUFFERS].get(key), None, f"{name}.{key}")
+        if fresh is not here[BUFFERS].get(key):
+            saved = key not in there["unsaved"]
+            landing.after.append(partial(_put_buffer, module, key, fresh, persistent=saved))
     for key, owner in _with_extra(module, choice):
         if key in there["extra"]:
             extra = landing.place(
                 there["extra"][key], here["extra"].get(key), None, f"{name}.{key}"
             )
             landing.after.append(lambda owner=owner, extra=extra: owner.set_extra_state(extra))  # type: ignore[misc]
+
+
+def _put_buffer(module: nn.Module, key: str, tensor: torch.Tensor, *, persistent: bool) -> None:
+    """Give a module a buffer that forward has made or enlarged at the peer (a table of positions, a
+    mask), as it will here. Where there is no place for it, forward makes it anew."""
+    path, _, name = key.rpartition(".")
+    with contextlib.suppress(AttributeError):
+        compat.put_buffer(module.get_submodule(path), name, tensor, persistent=persistent)
 
 
 def _with_extra(module: nn.Module, choice: Choice) -> Iterator[tuple[str, nn.Module]]:

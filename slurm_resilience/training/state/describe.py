@@ -23,6 +23,9 @@ from torch.distributed.tensor import DTensor
 
 from slurm_resilience.training.state.errors import StateError
 
+BUFFERS = "buffers"
+"""Key of a module's buffers among its values."""
+
 
 class ValueNote(msgspec.Struct, frozen=True, array_like=True):
     """One tensor."""
@@ -39,6 +42,12 @@ class ValueNote(msgspec.Struct, frozen=True, array_like=True):
     """Shape of the whole DTensor; None: a plain tensor."""
     placements: str = ""
     """Placements of a DTensor, with the shape of its mesh."""
+
+    @property
+    def may_differ(self) -> bool:
+        """True for a buffer: ranks that hold the same state may have others, since a forward makes
+        and enlarges them."""
+        return self.path.split(".", 2)[1:2] == [BUFFERS]
 
 
 class StateDescriptor(msgspec.Struct, frozen=True):

@@ -244,13 +244,19 @@ class _Run:
         self, descriptor: StateDescriptor, shares: int
     ) -> tuple[tuple[Chunk, ...], tuple[int, ...]]:
         # Several sources fill the same two buckets of memory at the target.
-        chunks = cut(descriptor.sizes, max(1, self.bucket_bytes // shares))
-        return chunks, share(chunks, shares)
+        bucket = max(1, self.bucket_bytes // shares)
+        alike = cut([0 if note.may_differ else note.bytes for note in descriptor.notes], bucket)
+        others = cut([note.bytes if note.may_differ else 0 for note in descriptor.notes], bucket)
+        return alike + others, share(alike, shares) + (0,) * len(others)
 
 
 def _layout(descriptor: StateDescriptor) -> int:
-    """Checksum of all tensors' descriptions: sources of one target must agree in it."""
-    notes = [(n.path, n.shape, n.stride, n.dtype, n.placements) for n in descriptor.notes]
+    """Checksum of the tensors' descriptions: sources of one target must agree in it."""
+    notes = [
+        (note.path, note.shape, note.stride, note.dtype, note.placements)
+        for note in descriptor.notes
+        if not note.may_differ
+    ]
     return zlib.crc32(msgspec.msgpack.encode(notes))
 
 

@@ -96,6 +96,12 @@ def judge(
         return HangVerdict(kind, f"{reason}, limit {limit:.1f} s", first.id, first.seat)
     if own.still <= ceiling:
         return None
+    idle = [peer for peer in peers if not peer.phase]
+    if idle:
+        # It may build for as long as it likes before `s.track`, where the others wait unjudged.
+        first = max(idle, key=lambda one: (one.still, -one.seat))
+        text = f"seat {first.seat} has not come to its first batch in this world"
+        return HangVerdict("behind", f"{text}, still for {first.still:.1f} s", first.id, first.seat)
     return HangVerdict("unknown", _all_wait(own, ranks))
 
 

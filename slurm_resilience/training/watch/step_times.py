@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import deque
 
 from slurm_resilience.training.watch import limit
+from slurm_resilience.training.watch.slow_between import SlowBetween
 
 FIRSTS = 20
 """First steps of worlds whose times are kept."""
@@ -25,6 +26,7 @@ class StepTimes:
         self._firsts: deque[float] = deque(maxlen=FIRSTS)
         self._hung: int | None = None
         self._new_world = True
+        self.slow = SlowBetween(first, ceiling)
 
     def enter(self) -> None:
         """Begin a new world: its first step is kept apart."""

@@ -92,7 +92,13 @@ class Watch:
     # -- from the runner that forms a world --------------------------------------------------
 
     def enter(
-        self, id: str, seat: int, collectives: Callable[[], int] | None = None, world: int = 0
+        self,
+        id: str,
+        seat: int,
+        collectives: Callable[[], int] | None = None,
+        world: int = 0,
+        *,
+        replaced: bool = False,
     ) -> None:
         """Begin a new world. Its first step is neither judged by nor added to what was learnt.
 
@@ -102,8 +108,11 @@ class Watch:
             collectives: how many collectives this process has entered in this world, e.g.
                 `compat.collective_counter`; may be called in any thread.
             world: the world's number, the same on all ranks.
+            replaced: this process has the seat of one that was ended.
         """
         self._learn()
+        if replaced:
+            self._times.slow.replaced(seat)
         self._lockstep.enter(world)
         self._id, self._seat, self._count = id, seat, collectives
         self._times.enter()
@@ -111,10 +120,21 @@ class Watch:
         self._own_times.clear()
         self._seen = (-1, self._clock())
 
-    def hung(self) -> None:
+    def hung(
+        self, culprit: str = "", beats: Mapping[str, tuple[Peer, Heartbeat, float]] | None = None
+    ) -> None:
         """Note that the world that is being left stood still in the present step. If that was only
-        slow, it must not be found again: its next try has all the time of a first step."""
+        slow, it must not be found again: its next try has all the time of a first step.
+
+        Args:
+            culprit: id of the process at fault; empty: none in particular.
+            beats: as in `stalled`.
+        """
         self._times.hung(self._progress.last.step)
+        signs = [self._sign(self._clock()), *(_heard(*beat) for beat in (beats or {}).values())]
+        for sign in signs:
+            if sign.id == culprit:
+                self._times.slow.hung(sign)
 
     # -- from the main thread -----------------------------------------------------------------
 
@@ -209,8 +229,14 @@ class Watch:
             verdict = judge_returned(own, peers, self._times.without_a_first) or verdict
         if verdict is None:
             self._told = None
-        else:
-            self._tell(verdict, own)
+            return None
+        slow = next((one for one in (own, *peers) if one.id == verdict.culprit), None)
+        waits = slow is not None and slow.still <= self._times.slow.seconds(slow)
+        if waits and verdict.kind != "silent":
+            if slow is own:
+                self._tell(verdict, own)  # for all, who wait as well
+            return None
+        self._tell(verdict, own)
         return verdict
 
     def left_out(self, beats: Mapping[str, tuple[Peer, Heartbeat, float]]) -> str:
@@ -252,6 +278,11 @@ class Watch:
                     own.append(own_seconds)
             if step >= 0:
                 attempt.step(step, sum(own) / len(own) if own else 0.0, max(0, self._seat))
+
+    @property
+    def is_paused(self) -> bool:
+        """True in a `pause`."""
+        return self._progress.last.phase == PAUSED
 
     def _tell_pause(self) -> None:
         self._learn()  # a step that was told later would end the pause

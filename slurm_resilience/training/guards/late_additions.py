@@ -1,0 +1,89 @@
+"""See parameters that come after `s.track`: a process that takes a lost rank's place builds the
+model without them, and the training ends at the first fault."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn.modules.module import (
+    register_module_module_registration_hook,
+    register_module_parameter_registration_hook,
+)
+
+LOOKS = 20
+"""Looks at all parameters in one world: what swaps parameters in each step would cost one each."""
+
+
+class LateAdditions:
+    """To what is tracked, in one world."""
+
+    def __init__(self) -> None:
+        self._handles: list[Any] = []
+        self.enter({}, {}, listen=False)
+
+    def enter(
+        self,
+        optimizers: Mapping[str, torch.optim.Optimizer],
+        modules: Mapping[str, nn.Module],
+        *,
+        listen: bool,
+    ) -> None:
+        """Begin a new world.
+
+        Args:
+            optimizers: name → tracked.
+            modules: the same.
+            listen: have torch tell when a module is given something.
+        """
+        for handle in self._handles:
+            handle.remove()
+        self._handles = []
+        self._groups = {name: len(one.param_groups) for name, one in optimizers.items()}
+        self._optimizers, self._modules = optimizers, modules
+        self._parts = {id(part) for module in modules.values() for part in module.modules()}
+        self._shapes = _shapes(modules) if listen else {}
+        self._looks, self._due = LOOKS, False
+        if listen:
+            self._handles = [
+                register_module_parameter_registration_hook(self._registered),
+                register_module_module_registration_hook(self._registered),
+            ]
+
+    def _registered(self, module: nn.Module, name: str, thing: object) -> None:
+        if id(module) in self._parts:
+            self._due = True
+
+    def found(self) -> list[str]:
+        """Return in a line what came since the last look."""
+        lines = []
+        for name, count in self._groups.items():
+            if len(self._optimizers[name].param_groups) != count:
+                self._groups[name] = len(self._optimizers[name].param_groups)
+                lines.append(
+                    f"{name} was given parameters after s.track (add_param_group): a replaced rank "
+                    "has not got them, and the training ends at the first fault. Give all groups "
+                    "at the start, those that train later frozen (requires_grad_(False))"
+                )
+        if self._due and self._looks:
+            self._due, self._looks = False, self._looks - 1
+            now = _shapes(self._modules)
+            if new := [path for path in now if now[path] != self._shapes.get(path)]:
+                self._shapes = now
+                more = f" and {len(new) - 3} more" if len(new) > 3 else ""
+                lines.append(
+                    f"{', '.join(new[:3])}{more} came after s.track: a replaced rank has not got "
+                    "it, and the training ends at the first fault. Build it at the start, frozen "
+                    "if it trains later (requires_grad_(False))"
+                )
+        return lines
+
+
+def _shapes(modules: Mapping[str, nn.Module]) -> dict[str, torch.Size]:
+    return {
+        f"{name}.{path}": parameter.shape
+        for name, module in modules.items()
+        for path, parameter in module.named_parameters()
+    }

@@ -1,0 +1,101 @@
+"""See a schedule, a gradient scaler or averaged weights that belong to what is tracked, and are not
+tracked themselves.
+
+torch has no hook for their use, and an optimizer does not know its schedules. So all objects of the
+process are looked through, once.
+"""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import nn
+from torch.optim.lr_scheduler import LRScheduler
+from torch.optim.swa_utils import AveragedModel
+
+from slurm_resilience.training.compat import is_gradient_scaler, is_scaler_used, versions
+
+MOST_OBJECTS = 3_000_000
+"""In a process with more (a dataset of Python objects), looking through them takes seconds."""
+_KINDS = (LRScheduler, AveragedModel, torch.amp.GradScaler)
+
+
+class _Part(NamedTuple):
+    thing: Any
+    uses: int
+    """Its uses when it was found."""
+
+
+class UntrackedParts:
+    """Those of this process that were in use when it was looked."""
+
+    def __init__(self) -> None:
+        self._looked = False
+        self._found: list[_Part] = []
+
+    def look(self, tracked: Iterable[Any]) -> None:
+        """Find them, the first time that this is called.
+
+        Args:
+            tracked: the objects that are.
+        """
+        if self._looked:
+            return
+        self._looked = True
+        everything = gc.get_objects()
+        if len(everything) > MOST_OBJECTS:
+            return
+        # By type: a lazy object may do anything when it is asked for its class.
+        alive = [one for one in everything if issubclass(type(one), _KINDS)]
+        self._found = [_Part(one, _before(one)) for one in untracked(alive, list(tracked))]
+
+    def used(self) -> tuple[str, ...]:
+        """Return the kinds of those that were used since they were found; each is told once."""
+        used = [part for part in self._found if _uses(part.thing) != part.uses]
+        self._found = [part for part in self._found if part not in used]
+        return tuple(dict.fromkeys(type(part.thing).__name__ for part in used))
+
+
+def untracked(alive: Sequence[Any], tracked: Sequence[Any]) -> list[Any]:
+    """Return the parts that belong to something that is tracked, and are not. Pure.
+
+    Args:
+        alive: schedules, gradient scalers and averaged models.
+        tracked: the objects that are.
+    """
+    known = {id(one) for thing in tracked for one in _inside(thing)}
+    optimizers = [one for one in tracked if isinstance(one, torch.optim.Optimizer)]
+    groups = {id(one.param_groups) for one in optimizers}
+
+    def belongs(part: Any) -> bool:
+        if isinstance(part, LRScheduler):
+            return id(part.optimizer.param_groups) in groups
+        return bool(groups)
+
+    return [part for part in alive if id(part) not in known and belongs(part)]
+
+
+def _inside(thing: Any) -> Iterator[Any]:
+    """Yield an object and the parts that it is made of."""
+    yield thing
+    if isinstance(thing, nn.Module):
+        yield from thing.modules()
+    for one in getattr(thing, "_schedulers", ()):  # of a SequentialLR
+        yield from _inside(one)
+
+
+def _before(part: Any) -> int:
+    """Return the number of uses that is not told. A scaler is used in the first step, or never."""
+    return 0 if is_gradient_scaler(part) else _uses(part)
+
+
+def _uses(part: Any) -> int:
+    """Return a number that changes when a part is used, without waiting for a GPU."""
+    if isinstance(part, LRScheduler):
+        return part.last_epoch
+    if isinstance(part, AveragedModel):
+        return versions([part.n_averaged])[0]
+    return int(is_scaler_used(part))

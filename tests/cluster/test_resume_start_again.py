@@ -1,4 +1,4 @@
-"""A further attempt on real Slurm: when its tasks run, and what the log says until then."""
+"""A further start on real Slurm: when its tasks run, and what the log says until then."""
 
 from __future__ import annotations
 
@@ -9,6 +9,13 @@ from beside import FLAG, Site, WaitFor, allocate
 
 from slurm_resilience.lab import Lab, LabSpec
 
+HOLDS = """\
+#!/bin/sh
+touch up
+while [ ! -e go ]; do sleep 0.05; done
+srun --auto-resume=1 hostname
+echo $? >ended.new && mv ended.new ended
+"""
 SLOW = {"resume": {"diagnosis_wait": 5.0}}
 """Another srun starts while the supervisor waits for a finding about its nodes."""
 
@@ -39,3 +46,23 @@ def test_nothing_is_recovered_while_the_step_waits_for_its_turn(
     assert other.wait(30) == 0
     site.expect_nothing_left()
     lab.run(["scancel", job])
+
+
+def test_a_batch_script_that_starts_while_slurmctld_is_away_waits_for_it(
+    fresh_lab: Callable[[LabSpec], Lab], built_plugin: Path, tmp_path: Path, wait_for: WaitFor
+) -> None:
+    """After a requeue, say: the script calls srun once."""
+    options = {"MessageTimeout": "2"}
+    lab = fresh_lab(LabSpec(nodes=2, plugin=built_plugin, daemons=False, options=options))
+    (tmp_path / "job.sh").write_text(HOLDS)
+    words = ["sbatch", "--output=log", "--nodes=2", "--exclusive", "job.sh"]
+    lab.run(words, cwd=tmp_path, check=True)
+    wait_for((tmp_path / "up").exists, 30, "the batch script")
+    lab.kill_daemon("slurmctld")
+    (tmp_path / "go").touch()
+    log = tmp_path / "log"
+    wait_for(lambda: "waiting for slurmctld: " in log.read_text(), 30, "the log's line")
+    lab.start_daemon("slurmctld")
+    wait_for((tmp_path / "ended").exists, 150, "the end of the script")
+    assert (tmp_path / "ended").read_text() == "0\n", log.read_text()
+    assert len([line for line in log.read_text().splitlines() if ":" not in line]) == 2

@@ -208,12 +208,14 @@ class AttemptHistory:
 
     def _older(self, now: float) -> Iterator[tuple[Path, list[PastAttempt]]]:
         assert self._folder is not None
+        with contextlib.suppress(OSError):
+            # This machine's date may be wrong. Each supervisor makes its directory in here first.
+            now = min(now, self._folder.stat().st_mtime)
         for path in sorted(self._folder.glob(f"*{SUFFIX}")):
-            with contextlib.suppress(OSError):
-                if now - path.lstat().st_mtime > KEEP_SECONDS:
-                    path.unlink()
-                    continue
             if not path.name.startswith(self._prefix):
+                with contextlib.suppress(OSError):
+                    if now - path.lstat().st_mtime > KEEP_SECONDS:
+                        path.unlink()
                 continue
             attempts = read(path)
             if attempts and attempts[-1].restarts < self._restarts:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from slurm_resilience.clock import Clock, SystemClock
+from slurm_resilience.clock import Clock, SteadyClock, SystemClock
 from slurm_resilience.config import Config, HangSettings
 from slurm_resilience.errors import IllegalTransition, SresError
 from slurm_resilience.model import Job, Node
@@ -122,7 +122,8 @@ class Supervisor:
             hangs: what is a hang, and what follows; None: as the site has it.
             source: of steps that the tasks do not report themselves; None: there is none.
         """
-        clock = clock or SystemClock()
+        # The machine's date may be set while an attempt runs, whose times are compared.
+        clock = SteadyClock(clock or SystemClock())
         self._host_calls = host_calls = host_calls or HostCalls()
         step_size, self._step_nodes = step_nodes(command, job, environment)
         wake = link.news = threading.Event()

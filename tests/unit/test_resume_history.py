@@ -29,6 +29,15 @@ LOST_NODE = Ending(137, 60.0, False, "RUNNING", {"n2": "dead"}, ended_at=100.0, 
 CLOCK = SystemClock()
 
 
+class OtherYear(SystemClock):
+    """A clock of another year."""
+
+    year = 0.0
+
+    def now(self) -> float:
+        return super().now() + self.year
+
+
 def history(folder: Path | None, restarts: int, words: tuple[str, ...] = WORDS) -> AttemptHistory:
     new = AttemptHistory(folder, 12, restarts, words)
     new.begin(CLOCK)
@@ -100,6 +109,29 @@ def test_the_file_of_a_job_that_never_came_back_is_removed(tmp_path: Path) -> No
     os.utime(old, (0, 0))
     history(tmp_path, 0)
     assert not old.exists()
+
+
+def test_a_wrong_date_removes_no_file(tmp_path: Path) -> None:
+    """The batch host has booted a year ahead: the histories of other jobs, and this one's, stay."""
+    other = tmp_path / "job-9-0123456789ab-77.history"
+    other.write_text("[]")
+    first = history(tmp_path, 0)
+    first.start(1, ("n1", "n2"), 40.0)
+    first.end(LOST_NODE, "n2: dead", 300)
+    clock = OtherYear()
+    clock.year = 365 * 86400.0
+    second = AttemptHistory(tmp_path, 12, 1, WORDS)
+    second.begin(clock)
+    assert second.last_step == 300
+    assert other.exists()
+
+
+def test_a_long_wait_in_the_queue_forgets_nothing(tmp_path: Path) -> None:
+    first = history(tmp_path, 0)
+    first.start(1, ("n1", "n2"), 40.0)
+    first.end(LOST_NODE, "n2: dead", 300)
+    os.utime(files(tmp_path)[0], (0, 0))
+    assert history(tmp_path, 1).last_step == 300
 
 
 @pytest.mark.parametrize(

@@ -286,6 +286,7 @@ class Supervisor:
         context, fence = self._context, self._fence
         if again:
             context.launch.look_again()
+            fence.look_again()
         planned = plan_attempt(
             context,
             number,

@@ -175,6 +175,19 @@ def test_a_disk_that_is_full_is_told_once(
     one.remove()
 
 
+def test_what_a_full_disk_did_not_take_is_written_later(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """So is it where a person has removed the folder, which the fence makes again."""
+    folder = tmp_path / "folder"
+    one = history(folder, 0)
+    one.start(1, ("n1", "n2"), 40.0)
+    folder.mkdir()
+    one.end(LOST_NODE, "n2: dead", 5)
+    assert "the attempts are kept again" in capfd.readouterr().err
+    assert history(folder, 1).endings == (LOST_NODE,)
+
+
 def test_without_a_folder_it_lives_as_long_as_its_supervisor() -> None:
     one = history(None, 0)
     one.start(1, ("n1",), 40.0)

@@ -45,7 +45,8 @@ _KINDS: tuple[tuple[type[SlurmError | NotFound | NotPermitted], str], ...] = (
         r"Unable to contact slurm controller|Connection refused|Socket timed out|"
         r"Could not establish a configuration|Unable to establish|Zero Bytes|"
         r"Protocol authentication error|Invalid authentication credential|"
-        r"authentication plugin|in standby mode",
+        # What requeue and update of a job say where slurmctld is away, or does not answer.
+        r"authentication plugin|in standby mode|Unexpected message received",
     ),
     (
         NotPermitted,

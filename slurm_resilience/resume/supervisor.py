@@ -340,7 +340,8 @@ class Supervisor:
             self._hangs.observed(),
             ended_well=not self._training.lives and self._ended_well(step) == 1.0,
         )
-        return ending, end.noticed or self._context.clock.now()
+        # Slurm may have been asked for the cause for a while: that is part of the recovery.
+        return ending, end.noticed or ending.ended_at
 
     def _until_end(self, step: StepSet, stack: contextlib.ExitStack) -> StepEnd:
         context = self._context

@@ -213,7 +213,12 @@ class AttemptHistory:
         with contextlib.suppress(OSError):
             # This machine's date may be wrong. Each supervisor makes its directory in here first.
             now = min(now, self._folder.stat().st_mtime)
-        for path in sorted(self._folder.glob(f"*{SUFFIX}")):
+        paths: list[Path] = []
+        try:
+            paths = sorted(self._folder.glob(f"*{SUFFIX}"))
+        except OSError as error:
+            report.say(f"the attempts before this start cannot be read: {error}")
+        for path in paths:
             if not path.name.startswith(self._prefix):
                 with contextlib.suppress(OSError):
                     if now - path.lstat().st_mtime > KEEP_SECONDS:

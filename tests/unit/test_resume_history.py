@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 from pathlib import Path
 
@@ -173,6 +174,17 @@ def test_a_disk_that_is_full_is_told_once(
     assert capfd.readouterr().err.count("not kept for a requeue") == 1
     assert (one.endings, one.last_step) == ((LOST_NODE,), 5)
     one.remove()
+
+
+def test_a_stale_folder_ends_no_start(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    def is_stale(_: Path) -> bool:
+        raise OSError(errno.ESTALE, "Stale file handle")
+
+    monkeypatch.setattr(Path, "is_dir", is_stale)
+    assert history(tmp_path, 1).next_number == 1
+    assert "cannot be read: [Errno 116] Stale file handle" in capfd.readouterr().err
 
 
 def test_what_a_full_disk_did_not_take_is_written_later(

@@ -296,8 +296,10 @@ class ResumeSettings(_Section, frozen=True):
     """Seconds to wait before a program is started again that failed twice in a row by itself;
     doubled each time."""
     swap_wait: float = 3600.0
-    """Seconds to wait for an idle node before the job is requeued instead. For as long is slurmctld
-    waited for while it is away."""
+    """Seconds to wait for an idle node before the job is requeued instead."""
+    slurmctld_wait: float = 3600.0
+    """Seconds for which slurmctld may be away, to be updated say, before a job is given up that
+    needs it."""
     requeue_wait: float = 60.0
     """Seconds sresctld is given to requeue the job before the supervisor does it itself."""
     time_margin: float = 60.0

@@ -132,7 +132,7 @@ class Supervisor:
             client,
             job,
             user_stop,
-            patience=config.resume.swap_wait,
+            patience=config.resume.slurmctld_wait,
             permits_expansion=permits_expansion,
             clock=clock,
             nodes=nodes,
@@ -526,7 +526,7 @@ class Supervisor:
                     context.client,
                     step.job or self._allocation.id,
                     context.host,
-                    patience=context.limits.swap_wait,
+                    patience=context.limits.slurmctld_wait,
                     stop=self._allocation.user_stop,
                     say=report.say,
                 )

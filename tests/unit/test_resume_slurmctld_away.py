@@ -1,16 +1,22 @@
-"""slurmctld is away when a batch script calls a supervised srun: it is waited for, for a while."""
+"""slurmctld is away when a supervised srun needs it: it is waited for, for a while."""
 
 from __future__ import annotations
 
 import threading
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
+from fake_slurm import FakeSlurm
 
+from slurm_resilience.config import Config, ResumeSettings
 from slurm_resilience.errors import NotFound, SlurmUnreachable
 from slurm_resilience.resume.call import call_check
 from slurm_resilience.resume.call.call_check import _Answers
 from slurm_resilience.resume.call.questions import Question
+from slurm_resilience.resume.srun.srun_options import BUILTIN, split
+from slurm_resilience.resume.supervisor import Supervisor
+from slurm_resilience.resume.supervisor_link import SupervisorLink
 
 AWAY = "Unable to contact slurm controller (connect failure)"
 
@@ -92,3 +98,40 @@ def test_another_answer_is_taken_at_once(clock: Clock) -> None:
     with pytest.raises(NotFound):
         _Answers(3600.0).of(None, answer)
     assert clock.seconds == 0.0
+
+
+class UpdatedSlurm(FakeSlurm):
+    """slurmctld is away for two minutes, to be updated."""
+
+    def __init__(self, clock: Clock) -> None:
+        super().__init__(2)
+        self._clock = clock
+
+    def _enter(self, method: str, *arguments: object) -> None:
+        self.unreachable = 0.0 < self._clock.seconds < 120.0
+        super()._enter(method, *arguments)
+
+
+def test_who_waits_for_no_idle_node_waits_for_slurmctld_all_the_same(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A site has its jobs requeued soon where no node is idle."""
+    monkeypatch.chdir(tmp_path)
+    clock = Clock()
+    slurm = UpdatedSlurm(clock)
+    supervisor = Supervisor(
+        Config(resume=ResumeSettings(swap_wait=1.0)),
+        slurm,
+        SupervisorLink(("localhost",), 1, 1, "", frozenset({0})),
+        "/usr/bin/srun",
+        split(["-N2", "train"], BUILTIN),
+        slurm.job(slurm.submit(2)),
+        has_plugin=True,
+        permits_expansion=True,
+        environment={"SLURM_NNODES": "2"},
+        clock=clock,
+    )
+    clock.seconds = 1.0
+    assert supervisor._allocation.refresh() == "RUNNING"
+    assert clock.seconds >= 120.0
+    supervisor._clean_up()

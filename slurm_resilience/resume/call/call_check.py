@@ -96,7 +96,7 @@ def make_supervisor(
         )
     # A batch script may begin while slurmctld is away, after a requeue say, and calls srun once. At
     # a terminal is a person, who may have a wrong SLURM_CONF.
-    patience = config.resume.swap_wait if environment.get("ENVIRONMENT") == "BATCH" else 0.0
+    patience = config.resume.slurmctld_wait if environment.get("ENVIRONMENT") == "BATCH" else 0.0
     answers = _Answers(patience)
     job = _job(client, bare, environment, asked.job, answers)
     hangs = _hang_settings(command, config)

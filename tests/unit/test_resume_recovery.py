@@ -117,7 +117,7 @@ def test_a_job_that_was_just_cancelled_is_not_requeued(
     link: Any = SimpleNamespace(connected=threading.Event(), refusal="")
     requeue(job, link, threading.Event(), "n2: dead", 60.0)
     assert job.asked == asked
-    told = "scontrol update jobid=7 StartTime=now starts it at once"
+    told = "scontrol update jobid=7 StartTime=now starts it at once, given by its owner when"
     assert (told in capfd.readouterr().err) is bool(asked)
 
 

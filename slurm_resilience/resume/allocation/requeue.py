@@ -55,7 +55,11 @@ def requeue(
     why = f" ({link.refusal})" if link.refusal else ""
     report.say(f"sresctld does not requeue the job{why}: asking Slurm, which waits two minutes")
     now = f"scontrol update jobid={allocation.id} StartTime=now"
-    report.say(f"{now} starts it at once, given by its owner as soon as it is PENDING")
+    # In the second of the requeue slurmd would take its new credential for the revoked one.
+    report.say(
+        f"{now} starts it at once, given by its owner when it has been PENDING for 2 s; given "
+        "sooner it may end the job"
+    )
 
     def order() -> None:
         # An order of which no answer came may have been carried out.

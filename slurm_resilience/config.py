@@ -297,6 +297,9 @@ class ResumeSettings(_Section, frozen=True):
     doubled each time."""
     swap_wait: float = 3600.0
     """Seconds to wait for an idle node before the job is requeued instead."""
+    slurmctld_wait: float = 3600.0
+    """Seconds for which slurmctld may be away, to be updated say, before a job is given up that
+    needs it."""
     requeue_wait: float = 60.0
     """Seconds sresctld is given to requeue the job before the supervisor does it itself."""
     time_margin: float = 60.0

@@ -55,7 +55,8 @@ class Fence:
         if self.history_folder is None:
             self._keep_history_in(host_calls.home_directory())
         self._made = self.directory
-        """To be removed at the end, also where no fence could be raised in it."""
+        """To be used for the next attempt, and removed at the end, also where no fence could be
+        raised in it."""
         self._token = ""
         self._looks_down = 0
         """Looks in a row at which the fence was down and could not be raised."""
@@ -75,6 +76,10 @@ class Fence:
         report.say(f"no directory for a fence can be made ({self._problem}): {WITHOUT_FENCE}")
         if self.history_folder is not None:
             report.say(f"the attempts are kept in {self.history_folder}, for a requeue")
+
+    def look_again(self) -> None:
+        """Use the directory again where no fence could be raised in it for the last attempt."""
+        self.directory = self._made
 
     def raise_for(self, started: Attempt) -> Attempt:
         """Raise the fence of an attempt.

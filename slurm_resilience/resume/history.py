@@ -1,7 +1,7 @@
 """Keep the attempts of one supervised srun in a file that outlives requeues of its job.
 
 It lies beside the fence's directories, is written anew after each attempt, and is removed when the
-program has ended for good. Where it cannot be written, the history lasts as long as the supervisor.
+program has ended for good. While it cannot be written, the history lasts as long as the supervisor.
 """
 
 from __future__ import annotations
@@ -97,6 +97,8 @@ class AttemptHistory:
         key = f"{zlib.crc32(os.fsencode(chr(0).join(words))):08x}"
         self._prefix = f"job-{job}-{key}-"
         self.attempts: list[PastAttempt] = []
+        self._is_behind = False
+        """The file could not be written last: the disk was full, or the folder removed."""
 
     @property
     def endings(self) -> tuple[Ending, ...]:
@@ -208,12 +210,19 @@ class AttemptHistory:
 
     def _older(self, now: float) -> Iterator[tuple[Path, list[PastAttempt]]]:
         assert self._folder is not None
-        for path in sorted(self._folder.glob(f"*{SUFFIX}")):
-            with contextlib.suppress(OSError):
-                if now - path.lstat().st_mtime > KEEP_SECONDS:
-                    path.unlink()
-                    continue
+        with contextlib.suppress(OSError):
+            # This machine's date may be wrong. Each supervisor makes its directory in here first.
+            now = min(now, self._folder.stat().st_mtime)
+        paths: list[Path] = []
+        try:
+            paths = sorted(self._folder.glob(f"*{SUFFIX}"))
+        except OSError as error:
+            report.say(f"the attempts before this start cannot be read: {error}")
+        for path in paths:
             if not path.name.startswith(self._prefix):
+                with contextlib.suppress(OSError):
+                    if now - path.lstat().st_mtime > KEEP_SECONDS:
+                        path.unlink()
                 continue
             attempts = read(path)
             if attempts and attempts[-1].restarts < self._restarts:
@@ -229,8 +238,13 @@ class AttemptHistory:
         except OSError as error:
             with contextlib.suppress(OSError):
                 new.unlink(missing_ok=True)
-            report.say(f"the attempts are not kept for a requeue: {error}")
-            self._folder = None
+            if not self._is_behind:
+                report.say(f"the attempts are not kept for a requeue: {error}")
+            self._is_behind = True
+            return
+        if self._is_behind:
+            report.say(f"the attempts are kept again, in {self._path}")
+        self._is_behind = False
 
 
 def goodput_of(attempts: Sequence[PastAttempt], now: float = 0.0) -> Goodput | None:

@@ -130,7 +130,7 @@ class Recovery:
             told = f"stop: {cause.reason}"
             context.link.send(AttemptEnded(attempt, history[-1].code, told))
             return None
-        step_ended = context.clock.now()
+        step_ended = history[-1].ended_at or context.clock.now()
         swap_failed, unanswered = "", 0
         doubtful: set[str] = set()
         while True:

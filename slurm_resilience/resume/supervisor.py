@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from slurm_resilience.clock import Clock, SystemClock
+from slurm_resilience.clock import Clock, SteadyClock, SystemClock
 from slurm_resilience.config import Config, HangSettings
 from slurm_resilience.errors import IllegalTransition, SresError
 from slurm_resilience.model import Job, Node
@@ -122,7 +122,8 @@ class Supervisor:
             hangs: what is a hang, and what follows; None: as the site has it.
             source: of steps that the tasks do not report themselves; None: there is none.
         """
-        clock = clock or SystemClock()
+        # The machine's date may be set while an attempt runs, whose times are compared.
+        clock = SteadyClock(clock or SystemClock())
         self._host_calls = host_calls = host_calls or HostCalls()
         step_size, self._step_nodes = step_nodes(command, job, environment)
         wake = link.news = threading.Event()
@@ -131,7 +132,7 @@ class Supervisor:
             client,
             job,
             user_stop,
-            patience=config.resume.swap_wait,
+            patience=config.resume.slurmctld_wait,
             permits_expansion=permits_expansion,
             clock=clock,
             nodes=nodes,
@@ -285,6 +286,7 @@ class Supervisor:
         context, fence = self._context, self._fence
         if again:
             context.launch.look_again()
+            fence.look_again()
         planned = plan_attempt(
             context,
             number,
@@ -338,7 +340,8 @@ class Supervisor:
             self._hangs.observed(),
             ended_well=not self._training.lives and self._ended_well(step) == 1.0,
         )
-        return ending, end.noticed or self._context.clock.now()
+        # Slurm may have been asked for the cause for a while: that is part of the recovery.
+        return ending, end.noticed or ending.ended_at
 
     def _until_end(self, step: StepSet, stack: contextlib.ExitStack) -> StepEnd:
         context = self._context
@@ -523,7 +526,7 @@ class Supervisor:
                     context.client,
                     step.job or self._allocation.id,
                     context.host,
-                    patience=context.limits.swap_wait,
+                    patience=context.limits.slurmctld_wait,
                     stop=self._allocation.user_stop,
                     say=report.say,
                 )

@@ -54,6 +54,9 @@ FIRST_RETRY_SECONDS, LAST_RETRY_SECONDS = 0.1, 2.0
 MOST_EVENTS = 1000
 POLL_SECONDS = 60.0
 """Between two looks at what is to be sent, of which the bell tells."""
+KEEPALIVE = ((socket.TCP_KEEPIDLE, 10), (socket.TCP_KEEPINTVL, 5), (socket.TCP_KEEPCNT, 3))
+"""Seconds until the kernel asks a silent sresctld's machine for a sign of life, and how often. One
+that has lost its power says no goodbye, and a supervisor may have nothing to send for days."""
 _BELL_BYTES = 65536
 
 
@@ -123,6 +126,17 @@ class _Addresses:
     def turn(self) -> None:
         """Try the next one: this one did not answer, or is the standby."""
         self._turn += 1
+
+
+def _keep_alive(number: int) -> None:
+    # Without it (the user may open no more files) the link works, too.
+    with (
+        contextlib.suppress(OSError),
+        socket.fromfd(number, socket.AF_INET, socket.SOCK_STREAM) as connection,
+    ):
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        for option, value in KEEPALIVE:
+            connection.setsockopt(socket.IPPROTO_TCP, option, value)
 
 
 class _Identity(NamedTuple):
@@ -309,6 +323,7 @@ class SupervisorLink:
                     trusted_uids=self._identity.trusted_uids,
                     timeout=CONNECT_SECONDS,
                 ) as connection:
+                    _keep_alive(connection.fileno())
                     self.connected.set()
                     pause = FIRST_RETRY_SECONDS
                     self._talk(connection)

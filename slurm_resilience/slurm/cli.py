@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import errno
 import os
 import re
 import resource
@@ -45,7 +46,8 @@ _KINDS: tuple[tuple[type[SlurmError | NotFound | NotPermitted], str], ...] = (
         r"Unable to contact slurm controller|Connection refused|Socket timed out|"
         r"Could not establish a configuration|Unable to establish|Zero Bytes|"
         r"Protocol authentication error|Invalid authentication credential|"
-        r"authentication plugin|in standby mode",
+        # What requeue and update of a job say where slurmctld is away, or does not answer.
+        r"authentication plugin|in standby mode|Unexpected message received",
     ),
     (
         NotPermitted,
@@ -59,6 +61,17 @@ _KINDS: tuple[tuple[type[SlurmError | NotFound | NotPermitted], str], ...] = (
 )
 
 
+_PASSING = (
+    errno.EAGAIN,
+    errno.ENOMEM,
+    errno.EMFILE,
+    errno.ENFILE,
+    errno.ESTALE,
+    errno.EIO,
+    errno.ETIMEDOUT,
+)
+"""No command can be started now: memory or processes are used up, say, on a machine whose programs
+are about to be ended for it, or the file system of Slurm's commands fails for a moment."""
 MOST_NAMES = 10_000
 """Jobs whose names are remembered."""
 TOP_PRIORITY = 4294967200
@@ -241,16 +254,20 @@ class CliClient:
     def _salloc(self, words: Sequence[str], timeout: float, stop: Event | None) -> tuple[int, str]:
         """salloc's exit code and what it said. It withdraws its request when ``stop`` is set, and
         when we die."""
-        process = subprocess.Popen(
-            [self._path("salloc"), *words],
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            errors="replace",
-            env=environment(),
-            preexec_fn=end_with_parent,
-        )
+        path = self._path("salloc")
+        try:
+            process = subprocess.Popen(
+                [path, *words],
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                text=True,
+                errors="replace",
+                env=environment(),
+                preexec_fn=end_with_parent,
+            )
+        except OSError as error:
+            raise _not_started(path, error) from None
         deadline = SYSTEM_CLOCK.monotonic() + timeout
         while True:
             try:
@@ -285,14 +302,17 @@ class CliClient:
         new = set(self.job(helper).nodes)
         self._run("scontrol", "update", f"jobid={int(helper)}", "numnodes=0")
         argv = [self._path("scontrol"), "update", f"jobid={self._own_name(job_id)}", "numnodes=ALL"]
-        update = subprocess.Popen(
-            argv,
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            env=environment(),
-        )
+        try:
+            update = subprocess.Popen(
+                argv,
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                text=True,
+                env=environment(),
+            )
+        except OSError as error:
+            raise _not_started(argv[0], error) from None
         deadline = SYSTEM_CLOCK.monotonic() + timeout
         try:
             while True:
@@ -381,7 +401,7 @@ class CliClient:
                 f"{timeout or self._timeout:g} s"
             ) from None
         except OSError as error:
-            raise MissingTool(f"{argv[0]} cannot be started: {error}") from None
+            raise _not_started(argv[0], error) from None
         _note(argv, done.returncode)
         if done.returncode != 0 or _complained(program, done.stderr):
             raise _error(program, words, done.stderr or printed)
@@ -390,6 +410,12 @@ class CliClient:
             # what says that a node is out of service.
             raise SlurmError(f"{program} {words[0] if words else ''} printed half an answer")
         return printed + done.stderr if both else printed
+
+
+def _not_started(path: str, error: OSError) -> SlurmUnreachable | MissingTool:
+    if error.errno in _PASSING:
+        return SlurmUnreachable(f"{path} cannot be started now: {error}")
+    return MissingTool(f"{path} cannot be started: {error}")
 
 
 def _note(argv: Sequence[str], code: int) -> None:

@@ -1,7 +1,8 @@
-"""A further attempt on real Slurm: when its tasks run, and what the log says until then."""
+"""A further start on real Slurm: when its tasks run, and what the log says until then."""
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 
@@ -9,6 +10,25 @@ from beside import FLAG, Site, WaitFor, allocate
 
 from slurm_resilience.lab import Lab, LabSpec
 
+HOLDS = """\
+#!/bin/sh
+touch up
+while [ ! -e go ]; do sleep 0.05; done
+srun --auto-resume=1 hostname
+echo $? >ended.new && mv ended.new ended
+"""
+CRASHES = """\
+#!/bin/sh
+srun --auto-resume=1 sh -c 'touch up; while [ ! -e crash ]; do sleep 0.05; done; kill -9 $$'
+"""
+HELD = """\
+#!/bin/sh
+case "$*" in
+requeue*) touch {folder}/held; while [ ! -e {folder}/away ]; do sleep 0.05; done ;;
+esac
+exec {scontrol} "$@"
+"""
+"""scontrol, which waits before it requeues a job."""
 SLOW = {"resume": {"diagnosis_wait": 5.0}}
 """Another srun starts while the supervisor waits for a finding about its nodes."""
 
@@ -39,3 +59,55 @@ def test_nothing_is_recovered_while_the_step_waits_for_its_turn(
     assert other.wait(30) == 0
     site.expect_nothing_left()
     lab.run(["scancel", job])
+
+
+def test_a_batch_script_that_starts_while_slurmctld_is_away_waits_for_it(
+    fresh_lab: Callable[[LabSpec], Lab], built_plugin: Path, tmp_path: Path, wait_for: WaitFor
+) -> None:
+    """After a requeue, say: the script calls srun once."""
+    options = {"MessageTimeout": "2"}
+    lab = fresh_lab(LabSpec(nodes=2, plugin=built_plugin, daemons=False, options=options))
+    (tmp_path / "job.sh").write_text(HOLDS)
+    words = ["sbatch", "--output=log", "--nodes=2", "--exclusive", "job.sh"]
+    lab.run(words, cwd=tmp_path, check=True)
+    wait_for((tmp_path / "up").exists, 30, "the batch script")
+    lab.kill_daemon("slurmctld")
+    (tmp_path / "go").touch()
+    log = tmp_path / "log"
+    wait_for(lambda: "waiting for slurmctld: " in log.read_text(), 30, "the log's line")
+    lab.start_daemon("slurmctld")
+    wait_for((tmp_path / "ended").exists, 150, "the end of the script")
+    assert (tmp_path / "ended").read_text() == "0\n", log.read_text()
+    assert len([line for line in log.read_text().splitlines() if ":" not in line]) == 2
+
+
+def test_a_job_is_requeued_by_its_supervisor_once_slurmctld_is_back(
+    fresh_lab: Callable[[LabSpec], Lab], built_plugin: Path, tmp_path: Path, wait_for: WaitFor
+) -> None:
+    """Its batch host is sick, and slurmctld goes away in the moment in which it is asked."""
+    options = {"MessageTimeout": "2"}
+    lab = fresh_lab(LabSpec(nodes=2, plugin=built_plugin, daemons=False, options=options))
+    commands = tmp_path / "bin"
+    commands.mkdir()
+    for name in ("squeue", "scancel", "salloc", "sbatch"):
+        (commands / name).symlink_to(str(shutil.which(name)))
+    (commands / "scontrol").write_text(
+        HELD.format(folder=tmp_path, scontrol=shutil.which("scontrol"))
+    )
+    (commands / "scontrol").chmod(0o755)
+    (tmp_path / "sres.toml").write_text(f"slurm_bin = '{commands}'\n")
+    (tmp_path / "job.sh").write_text(CRASHES)
+    words = ["sbatch", "--parsable", "--output=log", "--nodes=2", "--exclusive", "--requeue"]
+    config = {"SRES_CONFIG": str(tmp_path / "sres.toml")}
+    job = lab.run([*words, "job.sh"], cwd=tmp_path, env=config, check=True).stdout.strip()
+    wait_for((tmp_path / "up").exists, 30, "its program")
+    lab.run(["scontrol", "update", "nodename=n1", "state=fail", "reason=sick"], check=True)
+    (tmp_path / "crash").touch()
+    wait_for((tmp_path / "held").exists, 60, "its requeue")
+    lab.kill_daemon("slurmctld")
+    (tmp_path / "away").touch()
+    log = tmp_path / "log"
+    wait_for(lambda: "waiting for slurmctld: scontrol requeue" in log.read_text(), 30, "its line")
+    lab.start_daemon("slurmctld")
+    shown = ["squeue", "--noheader", f"--jobs={job}", "--format=%T"]
+    wait_for(lambda: lab.run(shown).stdout.strip() == "PENDING", 60, log)

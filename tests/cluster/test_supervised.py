@@ -81,6 +81,29 @@ def test_a_supervisor_that_returns_after_a_restart_keeps_its_job(
     wait_for(lambda: "srun ended with 0" in job.ended(), 30, job)
 
 
+def test_a_supervisor_notices_that_sresctld_s_machine_has_lost_its_power(
+    fresh_lab: Callable[[LabSpec], Lab], wait_for: WaitFor, tmp_path: Path
+) -> None:
+    """No goodbye comes then, and a supervisor has nothing to send while all is well."""
+    lab = fresh_lab(LabSpec(nodes=5, network=True))
+    job = Job(lab, tmp_path)
+    wait_for(lambda: job.running_on(1, 4), 30, job)
+    wait_for(lambda: "attempt-started" in kinds_of_job(lab, job), 30, "sresctld knows of it")
+    lab.run(["ip", "link", "set", "eth0", "down"], check=True)
+    lab.kill_daemon("sresctld", signal.SIGKILL)
+    # Else the kernel would go on saying goodbye.
+    lab.run(["ss", "-K", "sport", "=", ":6829"])
+    lab.run(["ip", "link", "set", "eth0", "up"], check=True)
+    lab.start_daemon("sresctld")
+    wait_for(lambda: kinds_of_job(lab, job).count("attempt-started") == 2, 40, "it is back")
+    lab.power_off(VICTIM)
+    again = wait_for(lambda: job.running_on(2, 4), 60, job)
+    assert {task["restarts"] for task in again} == {0}
+    assert "unsupervised" not in kinds_of_job(lab, job)
+    job.let_end()
+    wait_for(lambda: "srun ended with 0" in job.ended(), 30, job)
+
+
 def test_a_forced_replacement_costs_no_two_minutes(
     fresh_lab: Callable[[LabSpec], Lab], wait_for: WaitFor, tmp_path: Path
 ) -> None:

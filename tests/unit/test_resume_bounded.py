@@ -18,6 +18,7 @@ from slurm_resilience.errors import SlurmError, SlurmUnreachable, SresError
 from slurm_resilience.model import Job, Node
 from slurm_resilience.resume import main as main_module
 from slurm_resilience.resume import recovery
+from slurm_resilience.resume import supervisor as supervisor_module
 from slurm_resilience.resume.allocation import allocation as allocation_module
 from slurm_resilience.resume.allocation import swap
 from slurm_resilience.resume.allocation.allocation import Allocation
@@ -26,6 +27,7 @@ from slurm_resilience.resume.decide.classify import Cause, Ending
 from slurm_resilience.resume.first_step import plan_attempt
 from slurm_resilience.resume.live_step import node_search
 from slurm_resilience.resume.live_step.live_events import FaultyNode, SearchKind, StartSearch
+from slurm_resilience.resume.live_step.live_steps import StepEnd
 from slurm_resilience.resume.srun import signals
 from slurm_resilience.resume.srun.srun_options import BUILTIN, split
 from slurm_resilience.resume.srun.task_reports import StepReports
@@ -86,6 +88,19 @@ def test_the_supervisor_requeues_the_job(
     assert shrinks(slurm) == swap.TRIES
     assert len(requeued) == 1 and "gave no answer" in requeued[0]
     assert "no exchange of nodes" in capfd.readouterr().err
+
+
+def test_the_wait_for_slurms_answer_is_a_part_of_the_recovery(
+    slurm: NoSecondResize, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    supervisor = supervisor_of(slurm)
+    ended = Ending(137, 60.0, False, "RUNNING", {"n2": "dead"}, ended_at=100.0)
+    step: Any = SimpleNamespace(code=137)
+    monkeypatch.setattr(supervisor_module, "gather_evidence", lambda *_, **__: ended)
+    monkeypatch.setattr(supervisor, "_until_end", lambda *_: StepEnd(137, step))
+    monkeypatch.setattr(supervisor, "_ended_well", lambda _: 0.0)
+    assert supervisor._watch(step) == (ended, 100.0)
 
 
 @pytest.mark.parametrize("others_go_on", [True, False])

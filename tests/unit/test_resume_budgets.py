@@ -121,6 +121,13 @@ def test_an_hour_has_a_budget_whatever_the_cause() -> None:
     assert chosen(*lost(5, True), cause=cause).kind == "relaunch"
 
 
+def test_the_budget_of_an_hour_bears_a_date_that_is_set_back() -> None:
+    """Each of these took two days; the last one ended on a machine a month behind."""
+    days = [2 * day for day in range(LIMITS.max_per_hour - 1)]
+    ends = [ending(ended_at=1e9 + 86400 * day, faulty={"n2": "x"}) for day in [*days, -30]]
+    assert chosen(*ends, cause=Cause("node", "n2: dead", ("n2",))).kind == "relaunch"
+
+
 def test_a_node_on_which_every_attempt_fails_first_is_left_once() -> None:
     on_n2 = ending(first_failed="n2", ran_for=60.0)
     assert chosen(on_n2).kind == "relaunch"

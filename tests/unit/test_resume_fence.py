@@ -323,6 +323,27 @@ def test_a_pipe_in_place_of_the_fence_is_not_waited_for(
     assert attempt.is_current()
 
 
+def test_a_disk_that_was_full_costs_the_fence_of_one_attempt(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    slurm = FakeSlurm(2)
+    job = slurm.submit(2)
+    monkeypatch.chdir(tmp_path)
+    own = fence.Fence(slurm, slurm.job(job), 0, HostCalls())
+    made = own.directory
+
+    def attempt_of(number: int) -> Attempt:
+        own.look_again()
+        return own.raise_for(Attempt(job, number, 0, ("n1",), ("n1",), "n1", own.directory))
+
+    assert attempt_of(1).directory == made
+    with monkeypatch.context() as full:
+        full.setattr(fence, "raise_fence", lambda *_: "No space left on device")
+        assert attempt_of(2).directory == ""
+    third = attempt_of(3)
+    assert third.directory == made and fence.holds(made, third.token)
+
+
 def test_a_directory_that_is_moved_away_is_told_of(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

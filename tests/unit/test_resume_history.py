@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 from pathlib import Path
 
@@ -27,6 +28,15 @@ from slurm_resilience.resume.history import (
 WORDS = ("-N2", "python", "train.py")
 LOST_NODE = Ending(137, 60.0, False, "RUNNING", {"n2": "dead"}, ended_at=100.0, nodes=("n1", "n2"))
 CLOCK = SystemClock()
+
+
+class OtherYear(SystemClock):
+    """A clock of another year."""
+
+    year = 0.0
+
+    def now(self) -> float:
+        return super().now() + self.year
 
 
 def history(folder: Path | None, restarts: int, words: tuple[str, ...] = WORDS) -> AttemptHistory:
@@ -102,6 +112,29 @@ def test_the_file_of_a_job_that_never_came_back_is_removed(tmp_path: Path) -> No
     assert not old.exists()
 
 
+def test_a_wrong_date_removes_no_file(tmp_path: Path) -> None:
+    """The batch host has booted a year ahead: the histories of other jobs, and this one's, stay."""
+    other = tmp_path / "job-9-0123456789ab-77.history"
+    other.write_text("[]")
+    first = history(tmp_path, 0)
+    first.start(1, ("n1", "n2"), 40.0)
+    first.end(LOST_NODE, "n2: dead", 300)
+    clock = OtherYear()
+    clock.year = 365 * 86400.0
+    second = AttemptHistory(tmp_path, 12, 1, WORDS)
+    second.begin(clock)
+    assert second.last_step == 300
+    assert other.exists()
+
+
+def test_a_long_wait_in_the_queue_forgets_nothing(tmp_path: Path) -> None:
+    first = history(tmp_path, 0)
+    first.start(1, ("n1", "n2"), 40.0)
+    first.end(LOST_NODE, "n2: dead", 300)
+    os.utime(files(tmp_path)[0], (0, 0))
+    assert history(tmp_path, 1).last_step == 300
+
+
 @pytest.mark.parametrize(
     "changes",
     [
@@ -141,6 +174,30 @@ def test_a_disk_that_is_full_is_told_once(
     assert capfd.readouterr().err.count("not kept for a requeue") == 1
     assert (one.endings, one.last_step) == ((LOST_NODE,), 5)
     one.remove()
+
+
+def test_a_stale_folder_ends_no_start(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    def is_stale(_: Path) -> bool:
+        raise OSError(errno.ESTALE, "Stale file handle")
+
+    monkeypatch.setattr(Path, "is_dir", is_stale)
+    assert history(tmp_path, 1).next_number == 1
+    assert "cannot be read: [Errno 116] Stale file handle" in capfd.readouterr().err
+
+
+def test_what_a_full_disk_did_not_take_is_written_later(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """So is it where a person has removed the folder, which the fence makes again."""
+    folder = tmp_path / "folder"
+    one = history(folder, 0)
+    one.start(1, ("n1", "n2"), 40.0)
+    folder.mkdir()
+    one.end(LOST_NODE, "n2: dead", 5)
+    assert "the attempts are kept again" in capfd.readouterr().err
+    assert history(folder, 1).endings == (LOST_NODE,)
 
 
 def test_without_a_folder_it_lives_as_long_as_its_supervisor() -> None:

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from slurm_resilience.errors import SlurmUnreachable
 from slurm_resilience.resume.allocation.requeue import requeue
 from slurm_resilience.resume.decide.plan import Plan
 from slurm_resilience.resume.recovery import Recovery
@@ -24,6 +25,7 @@ class Job:
         self.job = SimpleNamespace(is_batch=True, requeue=True)
         self.user_stop = threading.Event()
         self.suspects: set[str] = set()
+        self.patience = 60.0
         self.asked: list[str] = []
         self.while_waiting: Callable[[], None] = lambda: None
         self.clock = self
@@ -115,5 +117,52 @@ def test_a_job_that_was_just_cancelled_is_not_requeued(
     link: Any = SimpleNamespace(connected=threading.Event(), refusal="")
     requeue(job, link, threading.Event(), "n2: dead", 60.0)
     assert job.asked == asked
-    told = "scontrol update jobid=7 StartTime=now starts it at once"
+    told = "scontrol update jobid=7 StartTime=now starts it at once, given by its owner when"
     assert (told in capfd.readouterr().err) is bool(asked)
+
+
+class AwaySlurm:
+    """slurmctld is away for so many orders; it carries the last of them out all the same."""
+
+    def __init__(self, job: Job, away: int, *, takes_order: bool = False) -> None:
+        self._job, self._away, self._takes_order = job, away, takes_order
+
+    def requeue(self, number: int) -> None:
+        self._job.asked.append("slurm")
+        if self._away:
+            self._away -= 1
+            if self._takes_order and not self._away:
+                self._job.state = "COMPLETING"
+            raise SlurmUnreachable("scontrol requeue gave no answer within 20 s")
+
+
+def requeue_by(job: Any, slurm: AwaySlurm) -> None:
+    job.client = slurm
+    link: Any = SimpleNamespace(connected=threading.Event(), refusal="")
+    requeue(job, link, threading.Event(), "n2: dead", 60.0)
+
+
+@pytest.mark.parametrize("takes_order", [False, True])
+def test_a_requeue_waits_for_slurmctld(
+    takes_order: bool, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """One order is carried out: an answer that is lost says nothing of its order."""
+    job = Job()
+    requeue_by(job, AwaySlurm(job, 3, takes_order=takes_order))
+    assert job.asked == ["slurm"] * (3 if takes_order else 4)
+    assert "waiting for slurmctld: scontrol requeue" in capfd.readouterr().err
+
+
+def test_a_requeue_is_given_up_after_the_patience() -> None:
+    job = Job()
+    with pytest.raises(SlurmUnreachable):
+        requeue_by(job, AwaySlurm(job, 10**6))
+    assert job.waited == pytest.approx(60.0, abs=5)
+
+
+def test_who_ends_it_meanwhile_has_nothing_requeued() -> None:
+    """So does Slurm, where it was the order that it took."""
+    job = Job()
+    job.while_waiting = job.user_stop.set
+    requeue_by(job, AwaySlurm(job, 10**6))
+    assert job.asked == ["slurm"]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import io
 import os
 import threading
 
@@ -10,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from slurm_resilience.resume import report
+from slurm_resilience.resume.srun.host_calls import HostCalls
 
 
 @pytest.mark.parametrize(
@@ -70,3 +73,15 @@ def test_a_slow_reader_gets_all_where_another_process_made_the_pipe_non_blocking
         read += data
     assert read == text
     os.close(source)
+
+
+def test_a_bug_of_ours_ends_no_step_whose_log_is_full(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Full(io.StringIO):
+        def write(self, _: str) -> int:
+            raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr("sys.stderr", Full())
+    try:
+        raise AssertionError("a bug")
+    except AssertionError:
+        HostCalls().show_bug()

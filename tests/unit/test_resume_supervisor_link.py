@@ -13,10 +13,12 @@ from typing import Any
 import msgspec
 import pytest
 
+from slurm_resilience.controller.registry import RETURN_SECONDS
 from slurm_resilience.errors import UsageError
 from slurm_resilience.model import Node
 from slurm_resilience.resume import supervisor_link
 from slurm_resilience.resume.supervisor_link import SupervisorLink
+from slurm_resilience.wire.client import Connection
 from slurm_resilience.wire.messages import (
     RESIZE,
     AttemptEnded,
@@ -81,6 +83,24 @@ def test_what_is_queued_at_the_end_is_sent_and_nothing_is_left_unread(
     thread.join(30)
     assert not thread.is_alive()
     assert wire.sent == [started, EvidenceRequest(started.nodes), ended]
+
+
+def test_a_machine_without_power_is_noticed_while_there_is_nothing_to_send(
+    monkeypatch: Any,
+) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        ours = socket.create_connection(server.getsockname())
+    wire: Any = Wire()
+    monkeypatch.setattr(wire, "fileno", ours.fileno)
+    opened = contextlib.nullcontext(wire)
+    monkeypatch.setattr(Connection, "open", lambda *_, **__: opened)
+    link = SupervisorLink(("localhost",), 1, 7, "", frozenset({0}))
+    link.start()
+    assert link.connected.wait(30)
+    assert ours.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE)
+    assert 0 < ours.getsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE) < RETURN_SECONDS
+    link.close()
+    ours.close()
 
 
 def test_a_person_s_order_is_answered() -> None:

@@ -9,9 +9,9 @@ from collections.abc import Callable, Collection, Iterable, Sequence
 import msgspec
 
 from slurm_resilience.clock import Clock, SystemClock
-from slurm_resilience.errors import NotFound, SlurmError, SlurmUnreachable, SresError
+from slurm_resilience.errors import NotFound, SlurmError, SresError
 from slurm_resilience.model import Job, Node
-from slurm_resilience.resume import report
+from slurm_resilience.resume.allocation.slurmctld_wait import ask_patiently
 from slurm_resilience.resume.decide.plan import PlanFacts
 from slurm_resilience.resume.elastic.elastic_size import ElasticSize
 from slurm_resilience.resume.elastic.size_target import SizeTarget
@@ -21,12 +21,10 @@ TABLE_TRIES = 5
 """Reads of Slurm's table of nodes, a second apart, before an older one has to do."""
 FRESH_SECONDS = 2.0
 """An address that was read so long ago is not asked for again."""
-SAY_SECONDS = 60.0
-"""Between two lines that slurmctld is still waited for."""
 SECOND = "the second allocation"
 """The log's words for a companion; they begin the reason of a node that is lost with it."""
 REFRESH_SECONDS = 1.0
-"""Until slurmctld is asked again when it does not answer."""
+"""Until Slurm is asked again for its table of nodes."""
 
 
 class Companion(msgspec.Struct, frozen=True):
@@ -97,7 +95,8 @@ class Allocation:
         self.user_stop = user_stop
         self._first_nodes = job.nodes
         self._restarts = job.restarts
-        self._patience = patience
+        self.patience = patience
+        """Seconds for which slurmctld may be away."""
         self._permits_expansion = permits_expansion
         read_at = self.clock.monotonic() if nodes else float("-inf")
         self._table = NodeTable({node.name: node for node in nodes}, read_at)
@@ -145,26 +144,9 @@ class Allocation:
         return job.state
 
     def _ask_patiently(self, job: int) -> Job:
-        """Return a job as Slurm shows it. slurmctld may be away for a while: then the log tells so.
-
-        Raises:
-            NotFound: Slurm does not know it.
-            SlurmUnreachable: it was away for longer than the patience, or the user ended this.
-        """
-        began = self.clock.monotonic()
-        told = float("-inf")
-        while True:
-            try:
-                return self.client.job(job)
-            except SlurmUnreachable as error:
-                stopped = self.clock.wait(self.user_stop, REFRESH_SECONDS)
-                if stopped or self.clock.monotonic() - began > self._patience:
-                    raise
-                now = self.clock.monotonic()
-                if now - told > SAY_SECONDS:
-                    told = now
-                    waited = f"since {now - began:.0f} s, {self._patience:.0f} s at most"
-                    report.say(f"waiting for slurmctld: {error} ({waited})")
+        return ask_patiently(
+            lambda: self.client.job(job), self.patience, self.clock, self.user_stop
+        )
 
     def state_now(self) -> str:
         """Return the job's state by one look; the last known one where Slurm does not answer."""

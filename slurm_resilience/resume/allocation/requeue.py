@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import threading
 
+from slurm_resilience.errors import SlurmUnreachable
 from slurm_resilience.resume import report
 from slurm_resilience.resume.allocation.allocation import Allocation
+from slurm_resilience.resume.allocation.slurmctld_wait import ask_patiently
 from slurm_resilience.resume.supervisor_link import SupervisorLink
 from slurm_resilience.wire.messages import RequeueRequest
 
@@ -33,9 +35,13 @@ def requeue(
         wake: set when there is news.
         reason: for the journal.
         patience: seconds that sresctld is given.
+
+    Raises:
+        SlurmUnreachable: slurmctld was away for longer than the allocation's patience.
+        SlurmError: Slurm refuses.
     """
     clock = allocation.clock
-    if allocation.state_now() not in ("RUNNING", "SUSPENDED") or allocation.user_stop.is_set():
+    if not _may_be_requeued(allocation):
         return
     if link.connected.is_set():
         link.refusal = ""
@@ -49,5 +55,25 @@ def requeue(
     why = f" ({link.refusal})" if link.refusal else ""
     report.say(f"sresctld does not requeue the job{why}: asking Slurm, which waits two minutes")
     now = f"scontrol update jobid={allocation.id} StartTime=now"
-    report.say(f"{now} starts it at once, given by its owner as soon as it is PENDING")
-    allocation.client.requeue(allocation.id)
+    # In the second of the requeue slurmd would take its new credential for the revoked one.
+    report.say(
+        f"{now} starts it at once, given by its owner when it has been PENDING for 2 s; given "
+        "sooner it may end the job"
+    )
+
+    def order() -> None:
+        # An order of which no answer came may have been carried out.
+        if _may_be_requeued(allocation):
+            allocation.client.requeue(allocation.id)
+
+    try:
+        ask_patiently(order, allocation.patience, clock, allocation.user_stop)
+    except SlurmUnreachable:
+        # SIGTERM: Slurm may just end the script of the job that it requeues.
+        if not allocation.user_stop.is_set():
+            raise
+
+
+def _may_be_requeued(allocation: Allocation) -> bool:
+    running = allocation.state_now() in ("RUNNING", "SUSPENDED")
+    return running and not allocation.user_stop.is_set()

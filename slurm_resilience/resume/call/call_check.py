@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, TypeVar
 
 import msgspec
 
+from slurm_resilience.clock import SYSTEM_CLOCK
 from slurm_resilience.config import Config, HangSettings
 from slurm_resilience.errors import NotFound, NotPermitted, SlurmUnreachable, UsageError
 from slurm_resilience.model import Job
 from slurm_resilience.resume import report
+from slurm_resilience.resume.allocation.slurmctld_wait import ask_patiently
 from slurm_resilience.resume.call.start import job_id
 from slurm_resilience.resume.elastic.elastic_size import elastic_size
 from slurm_resilience.resume.progress.step_source import step_source
@@ -47,6 +50,8 @@ _EXAMPLE = (
     "`srun --auto-resume=1 program` in job.sh), or write "
     "salloc --nodes=4 --exclusive srun --auto-resume=1 program"
 )
+_T = TypeVar("_T")
+_SETTLE_SECONDS = 5.0
 _NOT_A_STEP = ("help", "usage", "version", "test-only")
 
 
@@ -89,7 +94,11 @@ def make_supervisor(
             "--auto-resume: srun --async returns at once, and nothing would watch the step; leave "
             "--async out, and write & behind srun to go on beside it"
         )
-    job = _job(client, bare, environment, asked.job)
+    # A batch script may begin while slurmctld is away, after a requeue say, and calls srun once. At
+    # a terminal is a person, who may have a wrong SLURM_CONF.
+    patience = config.resume.slurmctld_wait if environment.get("ENVIRONMENT") == "BATCH" else 0.0
+    answers = _Answers(patience)
+    job = _job(client, bare, environment, asked.job, answers)
     hangs = _hang_settings(command, config)
     here = HostCalls().working_directory()
     source = step_source(command.value(PROGRESS) or "", here, job_log_path(command, environment))
@@ -102,7 +111,8 @@ def make_supervisor(
         )
     min_nodes = fewest_nodes(command, placed, job, environment)
     size = elastic_size(command, placed, job, environment, min_nodes, config.elastic)
-    info = asked.info.answer()
+    info = answers.of(asked.info, client.info)
+    answers.settle()
     link = SupervisorLink(
         config.controller.hosts or info.controllers or ("localhost",),
         config.controller.port,
@@ -167,11 +177,55 @@ def _has_plugin(table: OptionTable) -> bool:
     return False
 
 
+class _Answers:
+    """Slurm's answers to a call. Where slurmctld is away, it may be waited for."""
+
+    def __init__(self, patience: float) -> None:
+        """
+        Args:
+            patience: seconds for which slurmctld may be away; 0: it is not waited for.
+        """
+        self._patience = patience
+        self._nobody = threading.Event()
+        self._was_away = False
+
+    def of(self, asked: Question[_T] | None, ask: Callable[[], _T]) -> _T:
+        """Return one answer.
+
+        Args:
+            asked: the question as it was asked first; None: it was not yet.
+            ask: asks it anew.
+
+        Raises:
+            SlurmUnreachable: slurmctld was away for longer than the patience.
+            SresError: as asking.
+        """
+        first = ask if asked is None else asked.answer
+        if not self._patience:
+            return first()
+        asks = [first]
+
+        def next_try() -> _T:
+            if asks:
+                return asks.pop()()
+            self._was_away = True
+            return ask()
+
+        return ask_patiently(next_try, self._patience, SYSTEM_CLOCK, self._nobody)
+
+    def settle(self) -> None:
+        """Give a slurmctld that was away a moment: a step that it refuses in its first second is
+        tried again two minutes later by srun (seen on 22.05)."""
+        if self._was_away:
+            SYSTEM_CLOCK.wait(self._nobody, _SETTLE_SECONDS)
+
+
 def _job(
     client: SlurmClient,
     command: SrunCommand,
     environment: Mapping[str, str],
     asked_job: Question[Job] | None,
+    answers: _Answers,
 ) -> Job:
     text = command.jobid or job_id(environment)
     if not text:
@@ -183,7 +237,7 @@ def _job(
         raise UsageError(f"--auto-resume: '{text}' is not a job id")
     try:
         own = None if command.jobid else asked_job
-        job = own.answer() if own is not None else client.job(int(text))
+        job = answers.of(own, lambda: client.job(int(text)))
     except NotFound:
         raise NotFound(f"--auto-resume: job {text} does not exist or has ended") from None
     except SlurmUnreachable as error:

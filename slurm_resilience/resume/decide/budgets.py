@@ -51,7 +51,8 @@ def spent(history: tuple[Ending, ...], limits: ResumeSettings) -> str:
     recent = [
         ending
         for ending in history
-        if not ending.made_progress and last.ended_at - ending.ended_at < HOUR_SECONDS
+        # Before a requeue another machine may have told the time.
+        if not ending.made_progress and abs(last.ended_at - ending.ended_at) < HOUR_SECONDS
     ]
     if last.ended_at and not last.made_progress and len(recent) >= limits.max_per_hour:
         return f"{len(recent)} attempts within an hour made no progress (resume.max_per_hour)"

@@ -47,14 +47,17 @@ taken for a plain one."""
 
 
 def find_rendezvous(directory: str) -> Path | None:
-    """Return where the training of this attempt meets; None: it has not announced itself yet."""
+    """Return where the training of this attempt meets; None: it has not announced itself yet, or
+    that cannot be seen just now."""
     if not directory:
         return None
-    for pattern in _RENDEZVOUS:
-        for path in sorted(Path(directory).glob(pattern)):
-            with contextlib.suppress(OSError):
-                if any((path / "peers").iterdir()):
-                    return path
+    # The shared file system may fail for a moment (ESTALE, EIO): it is looked at again soon.
+    with contextlib.suppress(OSError):
+        for pattern in _RENDEZVOUS:
+            for path in sorted(Path(directory).glob(pattern)):
+                with contextlib.suppress(OSError):
+                    if any((path / "peers").iterdir()):
+                        return path
     return None
 
 

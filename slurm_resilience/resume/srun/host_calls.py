@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import socket
 import threading
@@ -89,7 +90,9 @@ class HostCalls:
         """Print the error that is being handled, with the way to it."""
         import traceback  # late: few supervisors ever need it
 
-        traceback.print_exc()
+        # A log on a full disk is no reason to end the step, as it is none for `report`.
+        with contextlib.suppress(OSError, ValueError):
+            traceback.print_exc()
 
     def end_by(self, number: int) -> None:
         """Die of a signal."""

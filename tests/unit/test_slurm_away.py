@@ -1,0 +1,69 @@
+"""Slurm's commands tell that slurmctld is away: a caller may ask again."""
+
+from __future__ import annotations
+
+import errno
+import os
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from slurm_resilience.errors import MissingTool, SlurmUnreachable
+from slurm_resilience.model import Job
+from slurm_resilience.slurm.cli import CliClient
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        "Unexpected message received for job 7",
+        "slurm_update error: Unable to contact slurm controller (connect failure)",
+        "slurm_load_jobs error: Socket timed out on send/recv operation",
+    ],
+)
+def test_an_order_without_an_answer_may_be_given_again(tmp_path: Path, said: str) -> None:
+    """The first is what `scontrol requeue` says, on 22.05 as on 26.05."""
+    (tmp_path / "squeue").write_text("#!/bin/sh\necho 7 7 N/A\n")
+    (tmp_path / "scontrol").write_text(f"#!/bin/sh\necho '{said}' >&2\nexit 1\n")
+    for name in ("squeue", "scontrol"):
+        (tmp_path / name).chmod(0o755)
+    with pytest.raises(SlurmUnreachable):
+        CliClient(str(tmp_path)).requeue(7)
+
+
+CALLS: dict[str, Callable[[CliClient], object]] = {
+    "a question": lambda client: client.job(7),
+    "an order": lambda client: client.requeue(7),
+    "a request for nodes": lambda client: client._salloc([], 1.0, None),
+    "an allocation": lambda client: client.allocate_for(Job(7, 0, "RUNNING"), 1, 1.0),
+}
+
+
+@pytest.mark.parametrize("call", CALLS.values(), ids=CALLS)
+@pytest.mark.parametrize("number", [errno.EAGAIN, errno.ENOMEM, errno.ESTALE])
+def test_a_machine_that_starts_no_process_now_may_be_asked_again(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    number: int,
+    call: Callable[[CliClient], object],
+) -> None:
+    """A supervisor's job had failed for it: the batch host is short of memory as a step fails."""
+
+    def fails(*_: object, **__: object) -> None:
+        raise OSError(number, os.strerror(number))
+
+    for name in ("squeue", "scontrol", "salloc"):
+        (tmp_path / name).touch()
+        (tmp_path / name).chmod(0o755)
+    monkeypatch.setattr(subprocess, "Popen", fails)
+    with pytest.raises(SlurmUnreachable, match="cannot be started now"):
+        call(CliClient(str(tmp_path)))
+
+
+def test_what_is_no_program_is_not_tried_again(tmp_path: Path) -> None:
+    (tmp_path / "squeue").write_bytes(b"\x7fELF, not quite")
+    (tmp_path / "squeue").chmod(0o755)
+    with pytest.raises(MissingTool, match="cannot be started"):
+        CliClient(str(tmp_path)).job(7)

@@ -182,6 +182,25 @@ def test_no_companion_outlives_its_job(
     wait_for(lambda: all_idle(lab), 60, "every node is idle again")
 
 
+def test_a_companion_that_slurm_preempts_is_lost_though_its_tasks_end_well(
+    fresh_lab: Callable[[LabSpec], Lab], wait_for: WaitFor, tmp_path: Path
+) -> None:
+    """Tasks that save their work at SIGTERM: the others would wait for them without end."""
+    preempts = {"PreemptType": "preempt/partition_prio", "PreemptMode": "REQUEUE"}
+    lab = fresh_lab(replace(GRES, options=preempts, partitions=("high Nodes=ALL PriorityTier=9",)))
+    saves = """sh -c 'trap "exit 0" TERM; "$@" & wait' sh"""
+    job = WorldJob(lab, tmp_path, "--requeue", srun=saves)
+    wait_for(lambda: job.views(1), 60, job)
+    lab.power_off("n2")
+    wait_for(lambda: job.views(2), 60, job)
+    words = ["sbatch", "--partition=high", "-wn5", "--exclusive", "--wrap", "exec sleep 600"]
+    lab.run(words, cwd=tmp_path, check=True)
+    wait_for(lambda: "has ended with 0: ending the others" in job.log(), 30, job)
+    wait_for(lambda: job.views(3), 90, job)
+    job.end_with(0, 0, 0, 0, 0, 0, 0, 0)
+    wait_for(lambda: "srun ended with 0" in job.ended(), 30, job)
+
+
 def test_a_companion_of_two_nodes_that_loses_one_ends_whole(
     fresh_lab: Callable[[LabSpec], Lab], wait_for: WaitFor, tmp_path: Path
 ) -> None:

@@ -9,6 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import pytest
 from jobs import Job, all_idle
 
 from slurm_resilience.lab import Lab, LabSpec
@@ -182,11 +183,15 @@ def test_no_companion_outlives_its_job(
     wait_for(lambda: all_idle(lab), 60, "every node is idle again")
 
 
+@pytest.mark.parametrize("grace", [0, 20])
 def test_a_companion_that_slurm_preempts_is_lost_though_its_tasks_end_well(
-    fresh_lab: Callable[[LabSpec], Lab], wait_for: WaitFor, tmp_path: Path
+    fresh_lab: Callable[[LabSpec], Lab], wait_for: WaitFor, tmp_path: Path, grace: int
 ) -> None:
-    """Tasks that save their work at SIGTERM: the others would wait for them without end."""
+    """Tasks that save their work at SIGTERM: the others would wait for them without end. With a
+    GraceTime, Slurm's first word is that of a person who cancels the step."""
+    main = f"main Nodes=ALL Default=YES MaxTime=INFINITE GraceTime={grace}"
     preempts = {"PreemptType": "preempt/partition_prio", "PreemptMode": "REQUEUE"}
+    preempts |= {"PartitionName": main}
     lab = fresh_lab(replace(GRES, options=preempts, partitions=("high Nodes=ALL PriorityTier=9",)))
     saves = """sh -c 'trap "exit 0" TERM; "$@" & wait' sh"""
     job = WorldJob(lab, tmp_path, "--requeue", srun=saves)

@@ -444,3 +444,20 @@ def test_the_others_of_a_part_that_slurm_ended_are_not_left_waiting(
     assert ended.wait(30)
     assert parts.lost_part() is None, "none is left that could wait"
     os.close(source)
+
+
+@pytest.mark.parametrize(
+    ("lines", "only_signalled"),
+    [
+        ([f"{CANCELLED} ***", EXITED], True),
+        ([f"{NEWER} ON n1 CANCELLED AT 2026-11-20T12:00:00 DUE to SIGNAL Terminated ***"], True),
+        ([f"{CANCELLED} ***", ABORTED], False),
+        (["srun: error: Node failure on n2", ABORTED, f"{CANCELLED} ***"], False),
+        ([ABORTED, PREEMPTED], False),
+        ([EXITED], False),
+    ],
+)
+def test_a_step_whose_tasks_are_only_told_to_end(
+    lines: list[str], only_signalled: bool, capfd: pytest.CaptureFixture[str]
+) -> None:
+    assert run(*lines).only_signalled is only_signalled

@@ -149,7 +149,7 @@ def hear_cancels(context: SupervisorContext, parts: Sequence[SrunStep]) -> None:
     for part in parts:
         told = part.told_end
         # Words that have lapsed were another step's: a task may print what its own srun says.
-        ended = told.cancelled or told.aborted
+        ended = told.aborted or (told.cancelled and not part.only_signalled)
         if part.job not in (0, allocation.id):
             known = ended and part.job_outlives_it
             part.job_outlives_it = known or (ended and allocation.is_running(part.job))
@@ -160,14 +160,16 @@ def _cancelled_part(
 ) -> SrunStep | None:
     """Return the srun of the attempt that a person cancelled; None: none was.
 
-    Slurm words the end of a companion as that of its step: it is a loss of its nodes, unless the
-    step was cancelled before. It hides no word of another part.
+    Slurm words the end of a companion as that of its step, and so it does when it begins to preempt
+    one: it is a loss of its nodes, unless the step was cancelled before. It hides no word of
+    another part.
     """
     allocation = context.allocation
     for part in end.parts or (end.step,):
+        if not _is_cancelled(part, end, ends):
+            continue
         elsewhere = part.job not in (0, allocation.id) and not part.job_outlives_it
-        cancelled = _is_cancelled(part, end, ends)
-        if cancelled and not (elsewhere and allocation.is_over(part.job)):
+        if not (elsewhere and (part.only_signalled or allocation.is_over(part.job))):
             return part
     return None
 

@@ -25,6 +25,9 @@ from slurm_resilience.wire.messages import AttemptEnded, LeftNode, NodeVerdict
 SUSPECT_SECONDS = 10.0
 """For a node in place of one that is only suspected; without one the program is given up."""
 
+SUSPENDED_LOOK_SECONDS = 5.0
+"""Between two looks whether a suspended job runs again."""
+
 
 class NextAttempt(msgspec.Struct, frozen=True):
     """All is ready for another attempt."""
@@ -134,6 +137,8 @@ class Recovery:
         swap_failed, unanswered = "", 0
         doubtful: set[str] = set()
         while True:
+            if self._ends_while_suspended():
+                return None
             facts = self._facts(swap_failed, doubtful)
             chosen = plan(cause, facts, history, context.limits)
             if self._adds_doubts(chosen, nodes, doubtful):
@@ -154,6 +159,8 @@ class Recovery:
             except (SlurmError, NotFound) as error:
                 if self._is_over(error):
                     return None
+                if context.allocation.job.state == "SUSPENDED":
+                    continue  # Slurm refuses all that changes such a job, until it runs again
                 unanswered += isinstance(error, SlurmUnreachable)
                 if isinstance(error, SlurmUnreachable) and unanswered < swap.TRIES:
                     # It was away, and is back: the same again, from what it says now.
@@ -219,7 +226,26 @@ class Recovery:
         report.say(f"waiting for {chosen.pause:.0f} s before the next attempt")
         if self._context.clock.wait(allocation.user_stop, chosen.pause):
             return True
-        if allocation.refresh() in ("RUNNING", "SUSPENDED"):
+        return self._has_ended()
+
+    def _ends_while_suspended(self) -> bool:
+        """Wait while the job is suspended; return whether it was over by then.
+
+        Slurm lets nothing of it run, may give its nodes to others, and refuses to change it. (In a
+        batch job this process is stopped as well.)
+        """
+        allocation = self._context.allocation
+        if allocation.job.state != "SUSPENDED":
+            return False
+        report.say(f"job {allocation.id} is suspended: the next attempt waits until it runs again")
+        while allocation.state_now() == "SUSPENDED":
+            if self._context.clock.wait(allocation.user_stop, SUSPENDED_LOOK_SECONDS):
+                return True
+        return self._has_ended()
+
+    def _has_ended(self) -> bool:
+        """Return whether Slurm has ended the job, and say so."""
+        if self._context.allocation.refresh() in ("RUNNING", "SUSPENDED"):
             return False
         report.say("not resumed: the job is over")
         self._job_over = True
@@ -254,7 +280,7 @@ class Recovery:
         allocation = self._context.allocation
         if allocation.user_stop.is_set():
             return True
-        if allocation.refresh() != "RUNNING":
+        if allocation.refresh() not in ("RUNNING", "SUSPENDED"):
             report.say(f"not resumed: {error}")
             self._job_over = True
             return True

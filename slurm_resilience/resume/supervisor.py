@@ -473,7 +473,15 @@ class Supervisor:
         report.say(f"the part in job {lost.job} has ended with {lost.code}: ending the others")
         faulty = {} if lost is step.main else lost_with(self._allocation, lost)
         self._end(step, at_once=True)
-        return StepEnd(lost.code, lost, faulty=faulty, noticed=noticed, parts=tuple(step.parts))
+        return StepEnd(
+            lost.code or step.code,
+            lost,
+            # Its tasks may have ended well when Slurm told them to: the program has not.
+            stopped_by_us=not lost.code,
+            faulty=faulty,
+            noticed=noticed,
+            parts=tuple(step.parts),
+        )
 
     def _stop(self, step: StepSet, bad: Mapping[str, NodeVerdict]) -> StepEnd:
         """End a step that must leave nodes."""

@@ -9,6 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import pytest
 from jobs import Job, all_idle
 
 from slurm_resilience.lab import Lab, LabSpec
@@ -180,6 +181,29 @@ def test_no_companion_outlives_its_job(
     lab.run(["scancel", str(cancelled.id)], check=True)
     wait_for(lambda: not companions(lab), 30, "both companions have ended")
     wait_for(lambda: all_idle(lab), 60, "every node is idle again")
+
+
+@pytest.mark.parametrize("grace", [0, 20])
+def test_a_companion_that_slurm_preempts_is_lost_though_its_tasks_end_well(
+    fresh_lab: Callable[[LabSpec], Lab], wait_for: WaitFor, tmp_path: Path, grace: int
+) -> None:
+    """Tasks that save their work at SIGTERM: the others would wait for them without end. With a
+    GraceTime, Slurm's first word is that of a person who cancels the step."""
+    main = f"main Nodes=ALL Default=YES MaxTime=INFINITE GraceTime={grace}"
+    preempts = {"PreemptType": "preempt/partition_prio", "PreemptMode": "REQUEUE"}
+    preempts |= {"PartitionName": main}
+    lab = fresh_lab(replace(GRES, options=preempts, partitions=("high Nodes=ALL PriorityTier=9",)))
+    saves = """sh -c 'trap "exit 0" TERM; "$@" & wait' sh"""
+    job = WorldJob(lab, tmp_path, "--requeue", srun=saves)
+    wait_for(lambda: job.views(1), 60, job)
+    lab.power_off("n2")
+    wait_for(lambda: job.views(2), 60, job)
+    words = ["sbatch", "--partition=high", "-wn5", "--exclusive", "--wrap", "exec sleep 600"]
+    lab.run(words, cwd=tmp_path, check=True)
+    wait_for(lambda: "has ended with 0: ending the others" in job.log(), 30, job)
+    wait_for(lambda: job.views(3), 90, job)
+    job.end_with(0, 0, 0, 0, 0, 0, 0, 0)
+    wait_for(lambda: "srun ended with 0" in job.ended(), 30, job)
 
 
 def test_a_companion_of_two_nodes_that_loses_one_ends_whole(

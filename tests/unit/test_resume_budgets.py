@@ -16,6 +16,7 @@ from slurm_resilience.resume.decide.budgets import (
     nodes_that_eat_attempts,
     nodes_to_name,
     pause_before_next,
+    spent,
 )
 from slurm_resilience.resume.decide.classify import Cause, Ending, ObservedSteps
 from slurm_resilience.resume.decide.plan import Plan, PlanFacts, after_task, plan
@@ -126,6 +127,32 @@ def test_the_budget_of_an_hour_bears_a_date_that_is_set_back() -> None:
     days = [2 * day for day in range(LIMITS.max_per_hour - 1)]
     ends = [ending(ended_at=1e9 + 86400 * day, faulty={"n2": "x"}) for day in [*days, -30]]
     assert chosen(*ends, cause=Cause("node", "n2: dead", ("n2",))).kind == "relaunch"
+
+
+TAKEN = ending(job_state="", interrupted="SIGTERM", code=143, ran_for=60.0, first_failed="n2")
+"""Slurm preempted the job, or a person requeued it."""
+
+
+def test_what_slurm_takes_back_uses_no_budget_up() -> None:
+    """A job that lost a node once is preempted every few minutes, and started again each time."""
+    ended = [1e9 + 120 * n for n in range(2 * LIMITS.max_per_hour)]
+    taken = [msgspec.structs.replace(TAKEN, ended_at=at) for at in ended]
+    lost = ending(faulty={"n2": "dead"}, ended_at=1e9 - 60)
+    assert spent((lost, *taken), LIMITS) == ""
+    crash = ending(code=137, ran_for=60.0, ended_at=ended[-1] + 60)
+    assert chosen(lost, *taken, crash).kind == "relaunch"
+    assert pause_before_next((lost, *taken, crash), LIMITS) == 0
+    assert nodes_that_eat_attempts((lost, *taken), LIMITS) == ()
+
+
+def test_what_slurm_takes_back_hides_no_crash_loop() -> None:
+    crash = ending(code=1, ran_for=60.0)
+    assert chosen(crash, TAKEN, crash).kind == "stop"
+    killed = ending(code=137, ran_for=60.0)
+    assert pause_before_next((killed, TAKEN, killed), LIMITS) > 0
+    at_once = ending(code=1, ran_for=1.0)
+    assert chosen(at_once).kind == "stop"
+    assert chosen(TAKEN, at_once).kind == "relaunch"
 
 
 def test_a_node_on_which_every_attempt_fails_first_is_left_once() -> None:

@@ -274,7 +274,11 @@ def test_the_end_of_a_companion_hides_no_word_on_another_part(slurm: FakeSlurm) 
     companion = slurm.submit(1)
     main: Any = SimpleNamespace(job=0, told_end=ToldEnd(False, True), timed_out=False)
     other: Any = SimpleNamespace(
-        job=companion, told_end=ToldEnd(True, False), timed_out=False, job_outlives_it=False
+        job=companion,
+        told_end=ToldEnd(True, False),
+        timed_out=False,
+        job_outlives_it=False,
+        only_signalled=False,
     )
     by_node: dict[str, Any] = {"faulty": {"n4": "no beat"}}
     job = allocated(slurm)
@@ -296,7 +300,11 @@ def test_the_end_of_a_companion_is_asked_for_when_slurm_answers_again(slurm: Fak
     slurm.cancel_job(companion)
     slurm.refusals["job"] = SlurmUnreachable("no answer")
     part: Any = SimpleNamespace(
-        job=companion, told_end=ToldEnd(True, False), timed_out=False, job_outlives_it=False
+        job=companion,
+        told_end=ToldEnd(True, False),
+        timed_out=False,
+        job_outlives_it=False,
+        only_signalled=False,
     )
     patient = Allocation(slurm, job, Event(), patience=9.0, permits_expansion=True, clock=Back())
     assert ending(slurm, patient, "", 137, parts=(part,), faulty={"n4": "x"}).kind == "node"
@@ -320,7 +328,7 @@ def test_a_companion_that_ended_unused_is_no_nodes_fault(slurm: FakeSlurm) -> No
     companion = Companion(number, slurm.job(number).nodes)
     own = EndedTasks(companion.nodes, (1,), "Exited with exit code 3")
     words: dict[str, Any] = {"job": number, "timed_out": False, "told_end": ToldEnd(False, False)}
-    words |= {"job_outlives_it": False, "code": 3, "ended_tasks": [own]}
+    words |= {"job_outlives_it": False, "only_signalled": False, "code": 3, "ended_tasks": [own]}
     part: Any = SimpleNamespace(**words, failed_nodes=set(), ended_by_itself=True)
     job.companions.held = [companion]
     assert ending(slurm, job, "", 3, parts=(part,)).kind == "program"
@@ -334,7 +342,11 @@ def test_words_that_have_lapsed_do_not_hide_the_end_of_a_companion(slurm: FakeSl
     """They were another step's: a task may print what its own srun says."""
     companion, job = slurm.submit(1), allocated(slurm)
     part: Any = SimpleNamespace(
-        job=companion, told_end=ToldEnd(False, True), timed_out=False, job_outlives_it=False
+        job=companion,
+        told_end=ToldEnd(False, True),
+        timed_out=False,
+        job_outlives_it=False,
+        only_signalled=False,
     )
     context: Any = SimpleNamespace(allocation=job)
     hear_cancels(context, [part])
@@ -351,7 +363,11 @@ def test_a_companion_that_ends_after_its_cancelled_step_hides_no_cancel(
     """The node for which its part waited is given up in the end."""
     companion, job = slurm.submit(1), allocated(slurm)
     step: Any = SimpleNamespace(
-        job=companion, told_end=ToldEnd(False, False), timed_out=False, job_outlives_it=False
+        job=companion,
+        told_end=ToldEnd(False, False),
+        timed_out=False,
+        job_outlives_it=False,
+        only_signalled=False,
     )
     context: Any = SimpleNamespace(allocation=job)
     hear_cancels(context, [step])
@@ -366,6 +382,22 @@ def test_a_companion_that_ends_after_its_cancelled_step_hides_no_cancel(
     hear_cancels(context, [step])
     found = ending(slurm, job, "", 137, parts=(step,), faulty={"n4": "no beat"})
     assert found.kind == "user"
+
+
+def test_a_companion_that_slurm_begins_to_preempt_is_no_persons_cancel(slurm: FakeSlurm) -> None:
+    """Its step gets SIGTERM, and it runs until its GraceTime is over; no person ended the job."""
+    companion, job = slurm.submit(1), allocated(slurm)
+    words: dict[str, Any] = {"job": companion, "timed_out": False, "job_outlives_it": False}
+    step: Any = SimpleNamespace(**words, told_end=ToldEnd(True, False), only_signalled=True)
+    context: Any = SimpleNamespace(allocation=job)
+    hear_cancels(context, [step])
+    assert not step.job_outlives_it
+    assert ending(slurm, job, "", 143, parts=(step,), faulty={"n4": "preempted"}).kind == "node"
+    # It is ended after all, by a person.
+    step.told_end, step.only_signalled = ToldEnd(True, True), False
+    hear_cancels(context, [step])
+    assert step.job_outlives_it
+    assert ending(slurm, job, "", 143, parts=(step,), faulty={"n4": "preempted"}).kind == "user"
 
 
 @pytest.mark.parametrize(

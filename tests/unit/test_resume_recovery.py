@@ -9,8 +9,11 @@ from typing import Any
 
 import pytest
 
-from slurm_resilience.errors import SlurmUnreachable
+from slurm_resilience.config import ResumeSettings
+from slurm_resilience.errors import SlurmError, SlurmUnreachable
+from slurm_resilience.resume import recovery as recovery_module
 from slurm_resilience.resume.allocation.requeue import requeue
+from slurm_resilience.resume.decide.classify import Cause, Ending
 from slurm_resilience.resume.decide.plan import Plan
 from slurm_resilience.resume.recovery import Recovery
 
@@ -22,7 +25,7 @@ class Job:
 
     def __init__(self, state: str = "RUNNING") -> None:
         self.id, self.state, self.waited = 7, state, 0.0
-        self.job = SimpleNamespace(is_batch=True, requeue=True)
+        self.job = SimpleNamespace(is_batch=True, requeue=True, state=state)
         self.user_stop = threading.Event()
         self.suspects: set[str] = set()
         self.patience = 60.0
@@ -32,6 +35,7 @@ class Job:
         self.client: Any = SimpleNamespace(requeue=lambda job: self.asked.append("slurm"))
 
     def refresh(self) -> str:
+        self.job.state = self.state
         return self.state
 
     def state_now(self) -> str:
@@ -39,6 +43,8 @@ class Job:
 
     def monotonic(self) -> float:
         return self.waited
+
+    now = monotonic
 
     def wait(self, event: threading.Event, seconds: float) -> bool:
         self.waited += seconds
@@ -166,3 +172,49 @@ def test_who_ends_it_meanwhile_has_nothing_requeued() -> None:
     job.while_waiting = job.user_stop.set
     requeue_by(job, AwaySlurm(job, 10**6))
     assert job.asked == ["slurm"]
+
+
+def planned_again(job: Job, monkeypatch: pytest.MonkeyPatch) -> tuple[list[str], Any]:
+    """Return the states in which an exchange was tried, and what followed. Slurm refuses to change
+    a suspended job."""
+    tried: list[str] = []
+
+    def obtain(*_: object) -> tuple[tuple[str, ...], str] | None:
+        tried.append(job.state)
+        if len(tried) == 1 or job.state == "SUSPENDED":
+            job.state = "SUSPENDED"
+            raise SlurmError("Job is current suspended, requested operation disabled")
+        return ("n1", "n3"), "n2 exchanged for n3"
+
+    quiet = SimpleNamespace(send=lambda _: None, write=lambda *_, **__: None)
+    context: Any = SimpleNamespace(
+        allocation=job, clock=job, limits=ResumeSettings(), link=quiet, events=quiet
+    )
+    recovery = Recovery(context, 2)
+    monkeypatch.setattr(recovery_module, "plan", lambda *_: Plan("swap", "an exchange", take=1))
+    monkeypatch.setattr(recovery, "_facts", lambda *_: None)
+    monkeypatch.setattr(recovery, "_obtain", obtain)
+    lost = Ending(137, 60.0, False, "RUNNING", faulty={"n2": "dead"})
+    cause = Cause("node", "n2: dead", ("n2",))
+    return tried, recovery.prepare(cause, (lost,), ("n1", "n2"), attempt=1, noticed=0.0)
+
+
+def test_a_job_that_is_suspended_in_an_exchange_is_not_given_up(
+    capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job = Job()
+    job.while_waiting = lambda: setattr(job, "state", "RUNNING" if job.waited > 60 else job.state)
+    tried, following = planned_again(job, monkeypatch)
+    assert tried == ["RUNNING", "RUNNING"] and job.waited > 60
+    assert following.nodes == ("n1", "n3")
+    assert capfd.readouterr().err.count("is suspended: the next attempt waits") == 1
+
+
+@pytest.mark.parametrize("by_user", [True, False])
+def test_a_job_that_ends_while_it_is_suspended_is_over(
+    by_user: bool, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job = Job()
+    job.while_waiting = job.user_stop.set if by_user else lambda: setattr(job, "state", "CANCELLED")
+    tried, following = planned_again(job, monkeypatch)
+    assert (tried, following) == (["RUNNING"], None)

@@ -15,6 +15,7 @@ from slurm_resilience.clock import SystemClock
 from slurm_resilience.resume.decide.task_ends import NodeBegan, TaskEnd
 from slurm_resilience.resume.srun.stderr_reader import SLACK_SECONDS, StderrReader
 from slurm_resilience.resume.srun.step import SrunStep, end_step
+from slurm_resilience.resume.srun.step_set import StepSet
 from slurm_resilience.resume.srun.task_reports import StepReports
 from slurm_resilience.resume.task_labels import TaskNumbers
 from slurm_resilience.slurm.client import StepInfo
@@ -411,3 +412,52 @@ def test_what_was_told_can_be_gone_through_while_more_is_told() -> None:
     reader.read(f"{other} DUE TO TIME LIMIT ***\nsrun: error: Node failure on n2\n".encode())
     assert [list(look) for look in looks] == [["8.0"], ["8.0"], ["n1"]]
     assert [len(getattr(reader, name)) for name in names] == [2, 2, 2]
+
+
+EXITED = "srun: error: n4: task 0: Exited with exit code 143"
+PREEMPTED = f"{NEWER} ON n4 CANCELLED AT 2026-11-20T12:00:00 DUE TO PREEMPTION ***"
+
+
+@pytest.mark.parametrize(
+    ("lines", "code", "is_lost"),
+    [
+        ([EXITED], 143, False),
+        ([ABORTED, PREEMPTED, EXITED], 143, True),
+        ([ABORTED, PREEMPTED], 0, True),
+        ([], 0, False),
+    ],
+    ids=["its own end", "ended by Slurm", "ended well for Slurm", "ended well"],
+)
+def test_the_others_of_a_part_that_slurm_ended_are_not_left_waiting(
+    lines: list[str], code: int, is_lost: bool, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """A companion was preempted: its tasks save their work at SIGTERM, and end with their own code,
+    while those of the job itself wait for them without end."""
+    ended = threading.Event()
+    source, sink = os.pipe()
+    main = SrunStep(["sh", "-c", "read go"], os.environ, ended.set, stdin=source)
+    part = run(*lines, program=f'for line; do echo "$line" >&2; done; exit {code}')
+    parts = StepSet(main, expected=2)
+    parts.parts.append(part)
+    assert parts.lost_part() is (part if is_lost else None)
+    os.close(sink)
+    assert ended.wait(30)
+    assert parts.lost_part() is None, "none is left that could wait"
+    os.close(source)
+
+
+@pytest.mark.parametrize(
+    ("lines", "only_signalled"),
+    [
+        ([f"{CANCELLED} ***", EXITED], True),
+        ([f"{NEWER} ON n1 CANCELLED AT 2026-11-20T12:00:00 DUE to SIGNAL Terminated ***"], True),
+        ([f"{CANCELLED} ***", ABORTED], False),
+        (["srun: error: Node failure on n2", ABORTED, f"{CANCELLED} ***"], False),
+        ([ABORTED, PREEMPTED], False),
+        ([EXITED], False),
+    ],
+)
+def test_a_step_whose_tasks_are_only_told_to_end(
+    lines: list[str], only_signalled: bool, capfd: pytest.CaptureFixture[str]
+) -> None:
+    assert run(*lines).only_signalled is only_signalled

@@ -194,6 +194,9 @@ def lost_with(allocation: Allocation, step: SrunStep) -> dict[str, str]:
     bad = allocation.bad(nodes)
     if any(not why.startswith(SECOND) for why in bad.values()) or step.failed_nodes:
         return bad
+    if not bad and step.only_signalled:
+        why = f"{SECOND}, job {step.job}, is being ended: Slurm has told its tasks to end"
+        bad = dict.fromkeys(nodes, why)
     if not bad and (step.ended_tasks or step.cancelled):
         return {}
     if not bad:

@@ -51,8 +51,9 @@ def spent(history: tuple[Ending, ...], limits: ResumeSettings) -> str:
     recent = [
         ending
         for ending in history
+        if not (ending.made_progress or ending.taken_by_slurm)
         # Before a requeue another machine may have told the time.
-        if not ending.made_progress and abs(last.ended_at - ending.ended_at) < HOUR_SECONDS
+        and abs(last.ended_at - ending.ended_at) < HOUR_SECONDS
     ]
     if last.ended_at and not last.made_progress and len(recent) >= limits.max_per_hour:
         return f"{len(recent)} attempts within an hour made no progress (resume.max_per_hour)"
@@ -111,6 +112,8 @@ def pause_before_next(history: tuple[Ending, ...], limits: ResumeSettings) -> fl
     """
     row = 0
     for ending in reversed(history):
+        if ending.taken_by_slurm:
+            continue
         if ending.made_progress or ending.faulty:
             break
         row += 1
@@ -131,6 +134,8 @@ def nodes_that_eat_attempts(history: tuple[Ending, ...], limits: ResumeSettings)
     """
     eaten: Counter[str] = Counter()
     for ending in history:
+        if ending.taken_by_slurm:
+            continue
         if not ending.made_progress and ending.ran_for < HOUR_SECONDS:
             eaten.update({*ending.faulty} or {ending.first_failed})
     return tuple(sorted(node for node, n in eaten.items() if node and n >= limits.max_per_node))
@@ -145,7 +150,7 @@ def ends_without_cause(history: tuple[Ending, ...]) -> dict[str, list[Ending]]:
     """
     ended: dict[str, list[Ending]] = {}
     for ending in history:
-        alone = ending.first_failed and not ending.faulty
+        alone = ending.first_failed and not (ending.faulty or ending.taken_by_slurm)
         if alone and not ending.made_progress and ending.ran_for < HOUR_SECONDS:
             ended.setdefault(ending.first_failed, []).append(ending)
     return ended
@@ -237,7 +242,7 @@ def _without_progress(history: tuple[Ending, ...]) -> Iterator[Ending]:
     for ending in reversed(history):
         if ending.made_progress:
             return
-        if not ending.faulty and not ending.unanswered:
+        if not (ending.faulty or ending.unanswered or ending.taken_by_slurm):
             yield ending
 
 
@@ -246,5 +251,5 @@ def _in_a_row(history: tuple[Ending, ...], limits: ResumeSettings) -> Iterator[E
     for ending in reversed(history):
         if ending.faulty or ending.made_progress or ending.lasted >= limits.progress_after:
             return
-        if not ending.unanswered:
+        if not (ending.unanswered or ending.taken_by_slurm):
             yield ending

@@ -31,6 +31,8 @@ class ObservedSteps(msgspec.Struct, frozen=True):
 
 
 NO_STEPS = ObservedSteps()
+_HOLDS_NODES = ("RUNNING", "SUSPENDED")
+"""States of a job that Slurm has not ended."""
 
 
 class StepFacts(msgspec.Struct, frozen=True, kw_only=True):
@@ -82,6 +84,12 @@ class Ending(StepFacts, frozen=True):
         return self.progressed or self.observed.got_further
 
     @property
+    def taken_by_slurm(self) -> bool:
+        """Return whether Slurm took the job's nodes for no fault of theirs, nor of the program: it
+        was preempted, or a person requeued it."""
+        return self.code != 0 and not self.faulty and self.job_state not in _HOLDS_NODES
+
+    @property
     def lasted(self) -> float:
         """Return the seconds until the first task failed, by the clock of its node: the others may
         wait for long then. All seconds where that is not known, or the clocks differ."""
@@ -127,7 +135,7 @@ def classify(ending: Ending) -> Cause:
     """Return why the step ended."""
     if ending.code == 0 and not ending.stopped_by_us:
         return Cause("done", "the program ended well", category=Category.NONE)
-    if ending.job_state not in ("RUNNING", "SUSPENDED"):
+    if ending.job_state not in _HOLDS_NODES:
         return _job_over(ending)
     if ending.interrupted in _OF_SLURM and ending.timed_out:
         # Slurm has signalled the script as well, and could not be asked for the job's state.

@@ -107,6 +107,11 @@ class StderrReader:
         """srun goes on for no longer after it has told that its step was aborted."""
         self._rest = b""
 
+    @property
+    def was_aborted(self) -> bool:
+        """Return whether srun has ever told that its step was aborted, whatever the cause."""
+        return self.aborted_at > float("-inf")
+
     def is_recent(self, at: float, now: float) -> bool:
         """Return whether words on a step's end are so new that srun may still wait for that end.
 

@@ -294,6 +294,12 @@ class SrunStep:
         )
 
     @property
+    def only_signalled(self) -> bool:
+        """Return whether Slurm told its tasks to end, and has not ended it: so it begins to preempt
+        a job, and ends it when its GraceTime is over. What a person cancels it ends at once."""
+        return self.cancelled and not self._stderr.was_aborted
+
+    @property
     def may_be_ending(self) -> bool:
         """Return whether it has just been told that the step ends, and srun runs still."""
         told, words = self.told_end, self._stderr

@@ -84,15 +84,17 @@ class StepSet:
     def lost_part(self) -> SrunStep | None:
         """Return an srun that ended so that the others would wait in vain; None: there is none.
 
-        Tasks that end with codes of their own leave the others to go on, as they do in one step.
+        Tasks that end with codes of their own leave the others to go on, as they do in one step,
+        but not where Slurm had the part ended: a task that saves its work then ends as it likes.
         """
         if not self.running:
             return None
         for part in self.parts:
-            if part.running or not part.code:
+            by_slurm = part.cancelled or part.aborted
+            if part.running or not (part.code or by_slurm):
                 continue
             ended = part.ended_tasks
             by_itself = bool(ended) and all(task.how.startswith(_BY_ITSELF) for task in ended)
-            if not by_itself or part.ends_others or part.failed_nodes or part.cancelled:
+            if by_slurm or not by_itself or part.ends_others or part.failed_nodes:
                 return part
         return None

@@ -183,7 +183,9 @@ class Mesh:
         return self
 
     def close(self, reason: str = "") -> None:
-        """Disconnect."""
+        """Disconnect. In a child of a fork nothing is to be done: its parent is connected."""
+        if self._transport.is_forked:
+            return
         with self._lock:
             if self._closing:
                 return
@@ -483,6 +485,7 @@ class Mesh:
     # -- events in, effects out ---------------------------------------------------------------
 
     def _tell(self, event: Event) -> None:
+        self._transport.refuse_fork()  # before the lock, which would never be free there
         with self._lock:
             self._take(event)
             self._flush()

@@ -160,22 +160,36 @@ class Transport:
     def stop(self, seconds: float) -> None:
         """Close all connections, and wait for the thread so long."""
         self._closing = True
-        if self._wake == FORKED:
+        if self.is_forked:
             return
         self.ring()
         self._thread.join(seconds)
+
+    @property
+    def is_forked(self) -> bool:
+        """Tell whether this is a child of a fork: it has no such thread, and a lock that another
+        one held stays so."""
+        return self._wake == FORKED
+
+    def refuse_fork(self) -> None:
+        """Check that this is the process that the thread runs in.
+
+        Raises:
+            RuntimeError: this is a child of a fork.
+        """
+        if self.is_forked:
+            raise RuntimeError(
+                "this process was forked from a rank and takes no part in its training: end it "
+                "with os._exit(), before it leaves the function that forked it"
+            )
 
     def ring(self) -> None:
         """Have the thread take a turn now.
 
         Raises:
-            RuntimeError: this is a child of a fork, in which there is no such thread.
+            RuntimeError: as `refuse_fork`.
         """
-        if self._wake == FORKED:
-            raise RuntimeError(
-                "this process was forked from a rank and takes no part in its training: end it "
-                "with os._exit(), before it leaves the function that forked it"
-            )
+        self.refuse_fork()
         if self._wake != ENDED:
             with contextlib.suppress(OSError):
                 os.eventfd_write(self._wake, 1)

@@ -461,3 +461,15 @@ def test_a_step_whose_tasks_are_only_told_to_end(
     lines: list[str], only_signalled: bool, capfd: pytest.CaptureFixture[str]
 ) -> None:
     assert run(*lines).only_signalled is only_signalled
+
+
+def test_our_own_order_to_end_is_no_preemption() -> None:
+    ended = threading.Event()
+    source, sink = os.pipe()
+    program = f'read go; echo "{CANCELLED} ***" >&2'
+    step = SrunStep(["sh", "-c", program], os.environ, ended.set, stdin=source)
+    step.ends_by_us(killed=False)
+    os.close(sink)
+    assert ended.wait(30)
+    os.close(source)
+    assert step.cancelled and not step.only_signalled

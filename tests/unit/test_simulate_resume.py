@@ -53,6 +53,8 @@ Kind = ResumeFault
 ONCE_BROKEN = (
     # The supervisor had not seen a training's last world, or its lost task, when it ended well.
     *(777039, 805286, 807446),
+    # The supervisor's own SIGTERM for a companion's step, taken for the companion's preemption.
+    2099001605,
     # A process on a lost node that still looked as if it stepped, beside the one in its place.
     806547,
     # A person's cancel that met the supervisor's own order, or followed by others' failures.

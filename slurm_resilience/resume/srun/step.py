@@ -296,8 +296,9 @@ class SrunStep:
     @property
     def only_signalled(self) -> bool:
         """Return whether Slurm told its tasks to end, and has not ended it: so it begins to preempt
-        a job, and ends it when its GraceTime is over. What a person cancels it ends at once."""
-        return self.cancelled and not self._stderr.was_aborted
+        a job, and ends it when its GraceTime is over. What a person cancels it ends at once. Our
+        own order does not count."""
+        return self.told_end.cancelled and not self._stderr.was_aborted
 
     @property
     def may_be_ending(self) -> bool:

@@ -90,11 +90,13 @@ class StepSet:
         if not self.running:
             return None
         for part in self.parts:
-            by_slurm = part.cancelled or part.aborted
+            told = part.told_end
+            by_slurm = told.cancelled or told.aborted
             if part.running or not (part.code or by_slurm):
                 continue
             ended = part.ended_tasks
             by_itself = bool(ended) and all(task.how.startswith(_BY_ITSELF) for task in ended)
-            if by_slurm or not by_itself or part.ends_others or part.failed_nodes:
+            is_ended = by_slurm or part.cancelled or part.failed_nodes
+            if is_ended or not by_itself or part.ends_others:
                 return part
         return None

@@ -251,7 +251,8 @@ def observe(sources: Sources, site: SiteFacts) -> ClusterSnapshot | Blind:
         for job in jobs.values()
         if job.state == "SUSPENDED"
         for name in job.nodes
-        if name in by_name
+        # On a node that is DOWN Slurm has ended what there was of it.
+        if name in by_name and not by_name[name].is_down
     }
     memory = journal.memory(now, site.flap_window, site.recurrence_window)
     # A supervised job that is requeued may be given nodes, too.

@@ -538,6 +538,10 @@ def test_a_suspended_job_is_work_of_its_nodes(tmp_path: Path) -> None:
         seen = [node.name for node in snapshot.nodes.values() if node.has_suspended_job]
         assert tuple(seen) == nodes
         cluster.slurm.suspend(job_id)
+    cluster.slurm.put(msgspec.structs.replace(cluster.slurm.node(nodes[0]), base="DOWN"))
+    snapshot = cluster.observe()
+    assert isinstance(snapshot, ClusterSnapshot)
+    assert not snapshot.nodes[nodes[0]].has_suspended_job
 
 
 def test_nothing_more_is_done_after_a_stop_between_two_acts(tmp_path: Path) -> None:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from fake_slurm import FakeSlurm
+from minutes_pass import MinutesPass
 
 from slurm_resilience.config import Config, ResumeSettings
 from slurm_resilience.errors import NotFound, SlurmUnreachable
@@ -21,26 +21,9 @@ from slurm_resilience.resume.supervisor_link import SupervisorLink
 AWAY = "Unable to contact slurm controller (connect failure)"
 
 
-class Clock:
-    """Time passes while it is waited for."""
-
-    def __init__(self) -> None:
-        self.seconds = 0.0
-
-    def now(self) -> float:
-        return self.seconds
-
-    def monotonic(self) -> float:
-        return self.seconds
-
-    def wait(self, event: threading.Event, seconds: float) -> bool:
-        self.seconds += seconds
-        return event.is_set()
-
-
 @pytest.fixture
-def clock(monkeypatch: pytest.MonkeyPatch) -> Iterator[Clock]:
-    clock = Clock()
+def clock(monkeypatch: pytest.MonkeyPatch) -> Iterator[MinutesPass]:
+    clock = MinutesPass()
     monkeypatch.setattr(call_check, "SYSTEM_CLOCK", clock)
     yield clock
 
@@ -59,7 +42,7 @@ class Slurm:
 
 
 def test_a_batch_script_waits_for_slurmctld(
-    clock: Clock, capfd: pytest.CaptureFixture[str]
+    clock: MinutesPass, capfd: pytest.CaptureFixture[str]
 ) -> None:
     answers, slurm = _Answers(3600.0), Slurm(away=100)
     assert answers.of(Question(slurm.answer), slurm.answer) == "job 7"
@@ -71,27 +54,27 @@ def test_a_batch_script_waits_for_slurmctld(
     assert clock.seconds > before, "in the second of its start it would refuse the step"
 
 
-def test_a_slurmctld_that_answers_is_not_waited_for(clock: Clock) -> None:
+def test_a_slurmctld_that_answers_is_not_waited_for(clock: MinutesPass) -> None:
     answers, slurm = _Answers(3600.0), Slurm(away=0)
     assert answers.of(None, slurm.answer) == "job 7"
     answers.settle()
     assert clock.seconds == 0.0
 
 
-def test_the_wait_has_a_bound(clock: Clock) -> None:
+def test_the_wait_has_a_bound(clock: MinutesPass) -> None:
     with pytest.raises(SlurmUnreachable):
         _Answers(3600.0).of(None, Slurm(away=10**6).answer)
     assert clock.seconds == pytest.approx(3600.0, abs=10)
 
 
-def test_at_a_terminal_the_call_is_refused_at_once(clock: Clock) -> None:
+def test_at_a_terminal_the_call_is_refused_at_once(clock: MinutesPass) -> None:
     slurm = Slurm(away=1)
     with pytest.raises(SlurmUnreachable):
         _Answers(0.0).of(Question(slurm.answer), slurm.answer)
     assert (clock.seconds, slurm.asked) == (0.0, 1)
 
 
-def test_another_answer_is_taken_at_once(clock: Clock) -> None:
+def test_another_answer_is_taken_at_once(clock: MinutesPass) -> None:
     def answer() -> str:
         raise NotFound("Invalid job id specified")
 
@@ -103,7 +86,7 @@ def test_another_answer_is_taken_at_once(clock: Clock) -> None:
 class UpdatedSlurm(FakeSlurm):
     """slurmctld is away for two minutes, to be updated."""
 
-    def __init__(self, clock: Clock) -> None:
+    def __init__(self, clock: MinutesPass) -> None:
         super().__init__(2)
         self._clock = clock
 
@@ -117,7 +100,7 @@ def test_who_waits_for_no_idle_node_waits_for_slurmctld_all_the_same(
 ) -> None:
     """A site has its jobs requeued soon where no node is idle."""
     monkeypatch.chdir(tmp_path)
-    clock = Clock()
+    clock = MinutesPass()
     slurm = UpdatedSlurm(clock)
     supervisor = Supervisor(
         Config(resume=ResumeSettings(swap_wait=1.0)),

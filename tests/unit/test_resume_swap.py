@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 from fake_slurm import FakeSlurm
+from minutes_pass import MinutesPass
 
 from slurm_resilience.errors import NotFound, SlurmError, SlurmUnreachable
 from slurm_resilience.model import Job
@@ -67,23 +68,6 @@ def test_the_reason_of_a_failed_exchange_is_told_though_the_helper_is_not_taken_
     slurm.refusals["cancel_job"] = SlurmError("no answer")
     with pytest.raises(SlurmError, match="did not move"):
         swap.grow(allocation(slurm, job), 1, 3600.0, Stop())
-
-
-class MinutesPass:
-    """A clock by which each wait takes as long as it may."""
-
-    def __init__(self) -> None:
-        self.seconds = 0.0
-
-    def now(self) -> float:
-        return self.seconds
-
-    def monotonic(self) -> float:
-        return self.seconds
-
-    def wait(self, event: threading.Event, seconds: float) -> bool:
-        self.seconds += seconds
-        return event.is_set()
 
 
 def test_a_wait_for_slurmctld_is_told_again_and_again(capfd: pytest.CaptureFixture[str]) -> None:

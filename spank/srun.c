@@ -11,6 +11,7 @@
 
 #include "common.h"
 #include "contexts.h"
+#include "early_questions.h"
 #include "env_option.h"
 #include "step_layout.h"
 #include "task_report.h"
@@ -285,6 +286,7 @@ static void become_supervisor(void)
 	srun = realpath("/proc/self/exe", NULL);
 	if (srun == NULL)
 		goto fail;
+	early_questions_start(srun);
 	for (size_t i = 0; i < length; i++)
 		count += line[i] == '\0';
 	/* count includes srun's argv[0], which is dropped; six words and the NULL come on top. */
@@ -310,6 +312,7 @@ static void become_supervisor(void)
 	sigemptyset(&none);
 	if (sigprocmask(SIG_SETMASK, &none, NULL) != 0)
 		goto fail;
+	early_questions_keep();
 	execv(argv[0], argv);
 
 fail:

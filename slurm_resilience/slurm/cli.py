@@ -24,7 +24,7 @@ from slurm_resilience.errors import (
     SlurmUnreachable,
 )
 from slurm_resilience.model import Job, Node
-from slurm_resilience.slurm import parse
+from slurm_resilience.slurm import command_words, parse
 from slurm_resilience.slurm.client import ClusterInfo, StepInfo
 from slurm_resilience.slurm.companion_job import (
     CompanionRequest,
@@ -32,6 +32,7 @@ from slurm_resilience.slurm.companion_job import (
     companion_script,
     companion_words,
 )
+from slurm_resilience.slurm.early_questions import EarlyQuestions, Printed
 from slurm_resilience.slurm.hostlists import LastNodeLists, expand, fold
 from slurm_resilience.slurm.node_listing import NodeListing
 from slurm_resilience.slurm.topology import domains_of
@@ -81,24 +82,28 @@ TOP_PRIORITY = 4294967200
 class CliClient:
     """`SlurmClient` over scontrol, squeue, scancel and salloc."""
 
-    def __init__(self, slurm_bin: str = "", timeout: float = 20.0) -> None:
+    def __init__(
+        self, slurm_bin: str = "", timeout: float = 20.0, early: EarlyQuestions | None = None
+    ) -> None:
         """
         Args:
             slurm_bin: directory of Slurm's commands; empty: looked up on PATH.
             timeout: seconds one command may take.
+            early: commands that run already; each is used once.
         """
         self._bin = slurm_bin
         self._timeout = timeout
+        self._early = early
         self._columns = ""
         self._names: dict[int, str] = {}
         self._listing = NodeListing()
         self._node_lists = LastNodeLists()
 
     def nodes(self) -> tuple[Node, ...]:
-        return self._listing.read(self._run("scontrol", "show", "node", "-a", "-d", "-o"))
+        return self._listing.read(self._run(*command_words.SHOW_NODES))
 
     def node(self, name: str) -> Node:
-        found = parse.nodes(self._run("scontrol", "show", "node", "-a", "-d", "-o", fold([name])))
+        found = parse.nodes(self._run(*command_words.SHOW_NODES, fold([name])))
         if not found:
             raise NotFound(f"node {name} does not exist")
         return found[0]
@@ -109,7 +114,7 @@ class CliClient:
 
     def job(self, job_id: int) -> Job:
         try:
-            found = self._squeue("-j", str(job_id))
+            found = self._squeue(*command_words.one_job(job_id))
         except NotFound:
             found = ()
         # Asked for an array's own number, Slurm shows every element of it.
@@ -148,7 +153,7 @@ class CliClient:
         return name
 
     def info(self) -> ClusterInfo:
-        return parse.config(self._run("scontrol", "show", "config"))
+        return parse.config(self._run(*command_words.SHOW_CONFIG))
 
     def domains(self) -> Mapping[str, str]:
         return domains_of(self._run("scontrol", "show", "topology"))
@@ -166,7 +171,7 @@ class CliClient:
 
         There the reason would stand before the next one ("Action:Replace : Not responding").
         """
-        shown = parse.nodes(self._run("scontrol", "show", "node", "-a", "-d", "-o", fold(names)))
+        shown = parse.nodes(self._run(*command_words.SHOW_NODES, fold(names)))
         left = [n.name for n in shown if n.reason and not (n.is_down or n.is_fail or n.is_drain)]
         if left:
             # It takes no empty one.
@@ -336,21 +341,22 @@ class CliClient:
         """squeue's columns for `parse.jobs`; the commands do not change while a program runs."""
         if not self._columns:
             try:
-                known = self._run("squeue", "--helpFormat")
+                known = self._run(*command_words.HELP_FORMAT)
             except SlurmUnreachable:
                 raise
             except SlurmError:
                 known = ""  # 22.05 does not know the option, nor the field
             has = parse.has_exclusive_column(known)
-            self._columns = parse.JOB_COLUMNS_EXCLUSIVE if has else parse.JOB_COLUMNS
+            more, fewer = command_words.JOB_COLUMNS_EXCLUSIVE, command_words.JOB_COLUMNS
+            self._columns = more if has else fewer
         return self._columns
 
-    def _squeue(self, *words: str, expanded: parse.Expand = expand) -> tuple[Job, ...]:
-        # Array tasks are jobs of their own; %A is each one's real id.
-        base = ("squeue", "-a", "-r", "-h", *words)
-        mark = f"<{os.urandom(8).hex()}>"
+    def _squeue(self, *which: str, expanded: parse.Expand = expand) -> tuple[Job, ...]:
+        base = command_words.list_jobs(*which)
+        early = self._early.mark((*base[1:], "-o")) if self._early is not None else ""
+        mark = early or f"<{os.urandom(8).hex()}>"
         columns = self._run(*base, "-O", self._job_columns())
-        text = self._run(*base, "-o", parse.job_format(mark))
+        text = self._run(*base, "-o", command_words.job_format(mark))
         return parse.jobs(text, mark, columns, expanded)
 
     def _path(self, program: str) -> str:
@@ -371,30 +377,12 @@ class CliClient:
         program: str,
         *words: str,
         timeout: float | None = None,
-        both: bool = False,
         stdin: str | None = None,
     ) -> str:
         argv = [self._path(program), *words]
         try:
-            # Into a file of memory: through a pipe, each of the 2,000 pieces in which scontrol
-            # prints 10,000 nodes would wake us.
-            # But where `ulimit -f` counts for that file as for any.
-            limited = resource.getrlimit(resource.RLIMIT_FSIZE)[0] != resource.RLIM_INFINITY
-            with os.fdopen(os.memfd_create("output"), "w+b") as output:
-                done = subprocess.run(
-                    argv,
-                    stdin=subprocess.DEVNULL if stdin is None else None,
-                    input=stdin,
-                    stdout=subprocess.PIPE if limited else output,
-                    stderr=subprocess.PIPE,
-                    text=True,
-                    errors="replace",
-                    timeout=timeout or self._timeout,
-                    env=environment(),
-                    check=False,
-                )
-                output.seek(0)
-                printed = done.stdout if limited else _lines(output.read())
+            early = self._early and self._early.answer(argv, timeout or self._timeout)
+            done = _ended(early) if early else _run(argv, stdin, timeout or self._timeout)
         except subprocess.TimeoutExpired:
             raise SlurmUnreachable(
                 f"{program} {words[0] if words else ''} gave no answer within "
@@ -402,6 +390,7 @@ class CliClient:
             ) from None
         except OSError as error:
             raise _not_started(argv[0], error) from None
+        printed = done.stdout
         _note(argv, done.returncode)
         if done.returncode != 0 or _complained(program, done.stderr):
             raise _error(program, words, done.stderr or printed)
@@ -409,7 +398,37 @@ class CliClient:
             # Memory was full, say, which Slurm's commands do not check. The rest of a state may be
             # what says that a node is out of service.
             raise SlurmError(f"{program} {words[0] if words else ''} printed half an answer")
-        return printed + done.stderr if both else printed
+        return printed
+
+
+def _run(
+    argv: Sequence[str], stdin: str | None, timeout: float
+) -> subprocess.CompletedProcess[str]:
+    # Into a file of memory: through a pipe, each of the 2,000 pieces in which scontrol prints
+    # 10,000 nodes would wake us.
+    # But where `ulimit -f` counts for that file as for any.
+    limited = resource.getrlimit(resource.RLIMIT_FSIZE)[0] != resource.RLIM_INFINITY
+    with os.fdopen(os.memfd_create("output"), "w+b") as output:
+        done = subprocess.run(
+            argv,
+            stdin=subprocess.DEVNULL if stdin is None else None,
+            input=stdin,
+            stdout=subprocess.PIPE if limited else output,
+            stderr=subprocess.PIPE,
+            text=True,
+            errors="replace",
+            timeout=timeout,
+            env=environment(),
+            check=False,
+        )
+        if not limited:
+            output.seek(0)
+            done.stdout = _lines(output.read())
+    return done
+
+
+def _ended(early: Printed) -> subprocess.CompletedProcess[str]:
+    return subprocess.CompletedProcess((), early.code, _lines(early.output), _lines(early.errors))
 
 
 def _not_started(path: str, error: OSError) -> SlurmUnreachable | MissingTool:

@@ -17,6 +17,7 @@ from typing import NamedTuple
 from slurm_resilience.errors import SlurmError
 from slurm_resilience.model import Job, Node
 from slurm_resilience.slurm.client import ClusterInfo, StepInfo
+from slurm_resilience.slurm.command_words import JOB_FIELDS
 from slurm_resilience.slurm.companion_job import FoundCompanion, companion_of
 from slurm_resilience.slurm.hostlists import expand
 
@@ -216,24 +217,6 @@ def node_state(text: str) -> tuple[str, frozenset[str]]:
     return base, frozenset(flags)
 
 
-_JOB_FIELDS = "AUTBDhbPaqvLNj"
-"""squeue's letters: id, uid, state, batch host, nodes, sharing, GRES per node, partition, account,
-quality of service, reservation, time left, node list (untruncated), name."""
-JOB_COLUMNS = "JobID:16,Requeue:8,RestartCnt:12,BatchFlag:8"
-"""squeue -O: what -o cannot print; fixed width, numbers only."""
-JOB_COLUMNS_EXCLUSIVE = f"{JOB_COLUMNS},Exclusive:8"
-"""The same where squeue has this field: its `%h` says NO for every job there (seen on 26.05)."""
-
-
-def job_format(mark: str) -> str:
-    """squeue -o for `jobs`.
-
-    Args:
-        mark: a word that no user can foresee; it stands before each field.
-    """
-    return "".join(f"{mark}%{letter}" for letter in _JOB_FIELDS)
-
-
 REQUEST_FORMAT = "%A %D %T %l %r"
 """squeue -o for `node_requests`: id, nodes, state, time limit, Slurm's reason for its wait. No text
 that a user writes."""
@@ -346,7 +329,7 @@ def jobs(text: str, mark: str, columns: str, expanded: Expand = expand) -> tuple
         exclusive = words[4] == "NODE" if len(words) == 5 else None
         extra[int(words[0])] = _Columns(words[1] == "1", int(words[2]), words[3] == "1", exclusive)
     head, *words = text.split(mark)
-    size = len(_JOB_FIELDS)
+    size = len(JOB_FIELDS)
     if head.strip() or len(words) % size:
         raise SlurmError(f"squeue -o printed something unexpected: {text[:80]!r}")
     found = (_job(words[i : i + size], extra, expanded) for i in range(0, len(words), size))

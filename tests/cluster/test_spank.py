@@ -48,7 +48,18 @@ from slurm_resilience.resume.srun.srun_options import (
     split,
 )
 from slurm_resilience.resume.srun.task_reports import StepReports, TaskReports
+from slurm_resilience.slurm.command_words import (
+    HELP_FORMAT,
+    JOB_COLUMNS,
+    JOB_COLUMNS_EXCLUSIVE,
+    SHOW_CONFIG,
+    SHOW_NODES,
+    job_format,
+    list_jobs,
+    one_job,
+)
 from slurm_resilience.slurm.hostlists import expand, fold
+from slurm_resilience.slurm.parse import has_exclusive_column
 
 SPANK = Path(__file__).resolve().parents[2] / "spank"
 # No shell: it would clear the signal mask that is looked at here.
@@ -210,6 +221,23 @@ def test_the_supervisor_has_the_users_environment(site: Site) -> None:
     environ = site.handed_over()[0].environ
     assert (environ["SLURM_HINT"], environ["X_Y"]) == ("nomultithread", "a\nb")
     assert not [name for name in environ if "SPANK" in name or "SUPERVISED" in name]
+
+
+def test_slurm_is_asked_before_the_supervisor_is_there(site: Site) -> None:
+    """With the words that it would ask with itself: else it asks anew, and the step waits."""
+    site.flagged("true", RECORD_ONLY="1")
+    environ = site.handed_over()[0].environ
+    entries = [entry.split("\x1f")[3:] for entry in environ["SRES_EARLY"].split("\x1e")]
+    known = site.run("squeue", "--helpFormat").stdout
+    columns = JOB_COLUMNS_EXCLUSIVE if has_exclusive_column(known) else JOB_COLUMNS
+    jobs = list_jobs(*one_job(int(site.allocation)))
+    asked = {" ".join(words) for words in entries}
+    (mark,) = {words[-1].split("%")[0] for words in entries if "-o" in words[-2:-1]}
+    assert re.fullmatch(r"<[0-9a-f]{16}>", mark)
+    expected = [HELP_FORMAT, SHOW_CONFIG, SHOW_NODES, (*jobs, "-O", columns)]
+    expected += [(*jobs, "-o", job_format(mark))]
+    directory = Path(shutil.which("srun") or "").resolve().parent
+    assert asked == {f"{directory}/{' '.join(words)}" for words in expected}
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from slurm_resilience.errors import SlurmError
 from slurm_resilience.model import REPLACE, Job
-from slurm_resilience.slurm import parse
+from slurm_resilience.slurm import command_words, parse
 from slurm_resilience.slurm.companion_job import with_companions
 
 HEAD = (
@@ -197,7 +197,7 @@ def test_nothing_that_a_user_can_name_changes_what_is_read(
 
 
 def test_the_format_asks_for_every_field_behind_the_mark() -> None:
-    text = parse.job_format(MARK)
+    text = command_words.job_format(MARK)
     assert text.startswith(MARK + "%A") and text.endswith("%j")
     assert text.count(MARK) == text.count("%")
 

@@ -84,6 +84,7 @@ def make_supervisor(
     bare = command.without(*OWN_OPTIONS)
     if flag == "0" or any(bare.has(name) for name in _NOT_A_STEP):
         env = dict(environment) | ({GUARD: "1"} if table.listed("auto-resume") else {})
+        asked.early.close()
         os.execve(srun, [srun, *bare.argv], env)
     if bare.heterogeneous or environment.get("SLURM_HET_SIZE"):
         raise UsageError("--auto-resume: heterogeneous jobs and steps cannot be resumed")

@@ -20,6 +20,8 @@ from slurm_resilience.resume.srun import signals
 from slurm_resilience.resume.srun.srun_options import OptionTable, read_table, table_without_help
 from slurm_resilience.slurm.cli import CliClient
 from slurm_resilience.slurm.client import ClusterInfo, SlurmClient
+from slurm_resilience.slurm.early_questions import VARIABLE as EARLY
+from slurm_resilience.slurm.early_questions import EarlyQuestions
 
 PLUGIN = "SRES_PLUGIN"
 """The plugin that starts a supervisor leaves its protocol's number here (spank/srun.c)."""
@@ -52,6 +54,8 @@ class AskedSlurm(NamedTuple):
     info: Question[ClusterInfo]
     nodes: Question[tuple[Node, ...]]
     """None of them where they cannot be had now: they are asked for again when they are needed."""
+    early: EarlyQuestions
+    """Those that the plugin has asked."""
 
 
 def supervise(srun: str, args: Sequence[str], environment: Mapping[str, str]) -> int:
@@ -68,13 +72,14 @@ def supervise(srun: str, args: Sequence[str], environment: Mapping[str, str]) ->
     Raises:
         SresError: the call cannot be supervised; nothing was started.
     """
-    with Questions() as questions:
+    early = EarlyQuestions(environment.get(EARLY, ""))
+    with contextlib.closing(early), Questions(beside=not early) as questions:
         config = read_config(environment)
-        asked = _ask(questions, srun, args, environment, config)
+        asked = _ask(questions, srun, args, environment, config, early)
         # Takes as long as Slurm's answers.
         from slurm_resilience.resume.call.call_check import make_supervisor
 
-        own = {name: value for name, value in environment.items() if name != PLUGIN}
+        own = {name: text for name, text in environment.items() if name not in (PLUGIN, EARLY)}
         supervisor, link = make_supervisor(srun, args, own, config, asked)
     # The threads that asked are gone: those that follow inherit the mask.
     signals.block()
@@ -104,9 +109,10 @@ def _ask(
     args: Sequence[str],
     environment: Mapping[str, str],
     config: Config,
+    early: EarlyQuestions,
 ) -> AskedSlurm:
     """Ask all at once: each question costs a process."""
-    client = _client(config, srun)
+    client = _client(config, srun, early)
     number = job_id(environment)
     known = table_without_help(args, environment.get(PLUGIN, ""))
     return AskedSlurm(
@@ -115,15 +121,16 @@ def _ask(
         questions.ask(lambda: client.job(int(number))) if number.isdecimal() else None,
         questions.ask(client.info),
         questions.ask(lambda: _nodes(client)),
+        early,
     )
 
 
-def _client(config: Config, srun: str) -> CliClient:
+def _client(config: Config, srun: str, early: EarlyQuestions | None = None) -> CliClient:
     """Return the commands beside srun, where they are: srun may have been called by its path, and
     PATH may have none, or a user's own of such a name."""
     beside = Path(srun).parent
     has_all = all(os.access(beside / name, os.X_OK) for name in ("scontrol", "squeue", "scancel"))
-    return CliClient(config.slurm_bin or (str(beside) if has_all else ""))
+    return CliClient(config.slurm_bin or (str(beside) if has_all else ""), early=early)
 
 
 def _nodes(client: SlurmClient) -> tuple[Node, ...]:

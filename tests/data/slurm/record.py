@@ -14,7 +14,7 @@ from pathlib import Path
 from slurm_resilience.errors import LabError
 from slurm_resilience.lab import Lab, LabSpec
 from slurm_resilience.lab.releases import root_of
-from slurm_resilience.slurm import parse
+from slurm_resilience.slurm import command_words
 from slurm_resilience.slurm.cli import environment
 
 HERE = Path(__file__).parent
@@ -56,10 +56,10 @@ class Recorder:
         self._upset_nodes()
         return {
             "nodes": self._said("scontrol", "show", "node", "-a", "-d", "-o"),
-            "squeue": self._said("squeue", "-a", "-r", "-h", "-o", parse.job_format(MARK)),
-            "columns": self._said("squeue", "-a", "-r", "-h", "-O", parse.JOB_COLUMNS),
+            "squeue": self._said("squeue", "-a", "-r", "-h", "-o", command_words.job_format(MARK)),
+            "columns": self._said("squeue", "-a", "-r", "-h", "-O", command_words.JOB_COLUMNS),
             "columns_exclusive": self._said(
-                "squeue", "-a", "-r", "-h", "-O", parse.JOB_COLUMNS_EXCLUSIVE
+                "squeue", "-a", "-r", "-h", "-O", command_words.JOB_COLUMNS_EXCLUSIVE
             ),
             "squeue_help_format": self._said("squeue", "--helpFormat"),
             "jobs": self._said("scontrol", "show", "job", "-o"),

@@ -15,6 +15,7 @@
 #include <sys/mman.h>
 #include <sys/random.h>
 #include <sys/resource.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
 #include "early_questions.h"
@@ -23,7 +24,7 @@
 #define VARIABLE "SRES_EARLY"
 #define NEXT_COMMAND "\x1e"
 #define NEXT_WORD "\x1f"
-#define MOST_WORDS 8
+#define MOST_WORDS 9 /* with the NULL behind them */
 #define MOST_COMMANDS 5
 #define JOB_FIELDS "AUTBDhbPaqvLNj"
 #define JOB_COLUMNS "JobID:16,Requeue:8,RestartCnt:12,BatchFlag:8"
@@ -36,8 +37,19 @@
 
 extern char **environ;
 
-static int outputs[2 * MOST_COMMANDS];
-static size_t opened;
+struct command {
+	const char *words[MOST_WORDS];
+	int output, errors;
+};
+
+/* What the asker writes when a command has ended. */
+struct ended {
+	int command, status;
+};
+
+static struct command commands[MOST_COMMANDS];
+static size_t asked;
+static int ends[2] = {-1, -1}; /* the pipe that the asker writes to */
 
 /* The environment without the job's own SLURM_* and squeue's formats: environment() in slurm/cli.py. */
 static char **clean_environment(void)
@@ -68,62 +80,74 @@ static char **clean_environment(void)
 	return clean;
 }
 
-/* Start one, and add it to `told`. */
-static void start(const char *directory, const char *const *words, char **environment, char *told, size_t size)
+static void add(const char *const *words)
 {
-	char path[PATH_MAX], *argv[MOST_WORDS + 1] = {NULL};
+	struct command *one = &commands[asked];
+
+	one->output = memfd_create("output", MFD_CLOEXEC);
+	one->errors = memfd_create("errors", MFD_CLOEXEC);
+	/* One that is among 0, 1 and 2 would be overwritten in the command. */
+	if (one->output <= STDERR_FILENO || one->errors <= STDERR_FILENO) {
+		close(one->output);
+		close(one->errors);
+		return;
+	}
+	for (size_t i = 0; words[i] != NULL; i++)
+		one->words[i] = words[i];
+	asked++;
+}
+
+/* In the asker. Returns the process, or -1. */
+static pid_t start(const char *directory, const struct command *one, char **environment)
+{
+	char path[2 * PATH_MAX], *argv[MOST_WORDS + 1] = {path};
 	posix_spawn_file_actions_t files;
 	posix_spawnattr_t attributes;
-	size_t used = strlen(told);
 	sigset_t none, usual;
-	int output, errors, rc;
-	pid_t pid;
+	pid_t pid = -1;
 
-	if ((size_t)snprintf(path, sizeof(path), "%s/%s", directory, words[0]) >= sizeof(path))
-		return;
-	argv[0] = path;
-	for (size_t i = 1; words[i] != NULL; i++)
-		argv[i] = (char *)words[i];
-	output = memfd_create("output", MFD_CLOEXEC);
-	errors = memfd_create("errors", MFD_CLOEXEC);
-	/* One that is among 0, 1 and 2 would be overwritten below. */
-	if (output <= STDERR_FILENO || errors <= STDERR_FILENO)
-		goto fail;
-	if (posix_spawn_file_actions_init(&files) != 0)
-		goto fail;
-	if (posix_spawnattr_init(&attributes) != 0) {
-		posix_spawn_file_actions_destroy(&files);
-		goto fail;
-	}
+	snprintf(path, sizeof(path), "%s/%s", directory, one->words[0]);
+	for (size_t i = 1; i < MOST_WORDS; i++)
+		argv[i] = (char *)one->words[i];
 	/* srun has blocked signals by now, and its caller may ignore some. */
 	sigemptyset(&none);
 	sigemptyset(&usual);
 	sigaddset(&usual, SIGPIPE);
 	sigaddset(&usual, SIGTERM);
+	if (posix_spawn_file_actions_init(&files) != 0 || posix_spawnattr_init(&attributes) != 0)
+		return -1;
 	posix_spawnattr_setsigmask(&attributes, &none);
 	posix_spawnattr_setsigdefault(&attributes, &usual);
 	posix_spawnattr_setflags(&attributes, POSIX_SPAWN_SETSIGMASK | POSIX_SPAWN_SETSIGDEF);
-	rc = posix_spawn_file_actions_addopen(&files, STDIN_FILENO, "/dev/null", O_RDONLY, 0);
-	rc = rc ? rc : posix_spawn_file_actions_adddup2(&files, output, STDOUT_FILENO);
-	rc = rc ? rc : posix_spawn_file_actions_adddup2(&files, errors, STDERR_FILENO);
-	rc = rc ? rc : posix_spawn(&pid, path, &files, &attributes, argv, environment);
-	posix_spawnattr_destroy(&attributes);
-	posix_spawn_file_actions_destroy(&files);
-	if (rc != 0)
-		goto fail;
-	outputs[opened++] = output;
-	outputs[opened++] = errors;
-	used += (size_t)snprintf(told + used, size - used, "%s%d" NEXT_WORD "%d" NEXT_WORD "%d", used ? NEXT_COMMAND : "",
-				 (int)pid, output, errors);
-	for (size_t i = 0; argv[i] != NULL && used < size; i++)
-		used += (size_t)snprintf(told + used, size - used, NEXT_WORD "%s", argv[i]);
-	return;
+	if (posix_spawn_file_actions_addopen(&files, STDIN_FILENO, "/dev/null", O_RDONLY, 0) != 0 ||
+	    posix_spawn_file_actions_adddup2(&files, one->output, STDOUT_FILENO) != 0 ||
+	    posix_spawn_file_actions_adddup2(&files, one->errors, STDERR_FILENO) != 0 ||
+	    posix_spawn(&pid, path, &files, &attributes, argv, environment) != 0)
+		return -1;
+	return pid;
+}
 
-fail:
-	if (output >= 0)
-		close(output);
-	if (errors >= 0)
-		close(errors);
+/* Each start waits for the kernel to load a program: a process of its own does, for the supervisor. */
+static void ask(const char *directory, char **environment)
+{
+	pid_t pids[MOST_COMMANDS], pid;
+	struct ended end;
+
+	/* Of a child whose parent ignores this signal nobody gets the exit code. */
+	signal(SIGCHLD, SIG_DFL);
+	signal(SIGPIPE, SIG_IGN);
+	for (size_t i = 0; i < asked; i++)
+		pids[i] = start(directory, &commands[i], environment);
+	for (size_t left = asked; left > 0; left--) {
+		pid = waitpid(-1, &end.status, 0);
+		if (pid < 0)
+			break; /* one was not started: the pipe's end tells */
+		for (end.command = 0; end.command < (int)asked && pids[end.command] != pid; end.command++)
+			;
+		if (write(ends[1], &end, sizeof(end)) != sizeof(end))
+			break;
+	}
+	_exit(0);
 }
 
 /* squeue -o: a word that no user can foresee, before each field. */
@@ -139,12 +163,31 @@ static bool job_format(char *format, size_t size)
 	return used < size;
 }
 
+/* Tell the program that srun becomes. */
+static void tell(pid_t asker, const char *directory)
+{
+	static char told[MOST_COMMANDS * (PATH_MAX + 1024)];
+	size_t used;
+
+	used = (size_t)snprintf(told, sizeof(told), "%d" NEXT_WORD "%d", (int)asker, ends[0]);
+	for (size_t i = 0; i < asked; i++) {
+		const struct command *one = &commands[i];
+
+		used += (size_t)snprintf(told + used, sizeof(told) - used, NEXT_COMMAND "%d" NEXT_WORD "%d" NEXT_WORD "%s/%s",
+					 one->output, one->errors, directory, one->words[0]);
+		for (size_t word = 1; one->words[word] != NULL; word++)
+			used += (size_t)snprintf(told + used, sizeof(told) - used, NEXT_WORD "%s", one->words[word]);
+	}
+	setenv(VARIABLE, told, 1);
+}
+
 void early_questions_start(const char *srun)
 {
 	const char *job = getenv("SLURM_JOB_ID") ? getenv("SLURM_JOB_ID") : getenv("SLURM_JOBID");
 	const char *slash = strrchr(srun, '/');
-	char directory[PATH_MAX], format[512], told[4 * PATH_MAX] = "", **environment;
+	char directory[PATH_MAX], format[512], **environment;
 	struct rlimit largest;
+	pid_t asker;
 
 	unsetenv(VARIABLE);
 	/* Where `ulimit -f` counts, it counts for a file of memory too. */
@@ -152,30 +195,39 @@ void early_questions_start(const char *srun)
 		return;
 	if ((size_t)snprintf(directory, sizeof(directory), "%.*s", (int)(slash - srun), srun) >= sizeof(directory))
 		return;
-	environment = clean_environment();
-	if (environment == NULL)
-		return;
-	/* Of a child whose parent ignores this signal nobody gets the exit code. */
-	signal(SIGCHLD, SIG_DFL);
-	if (job != NULL && job[0] != '\0' && job[0] != '0' && strspn(job, "0123456789") == strlen(job) &&
-	    job_format(format, sizeof(format))) {
-		const char *columns[] = {"squeue", "-a", "-r", "-h", "-j", job, "-O", COLUMNS, NULL};
-		const char *fields[] = {"squeue", "-a", "-r", "-h", "-j", job, "-o", format, NULL};
-
-		start(directory, (const char *const[]){"squeue", "--helpFormat", NULL}, environment, told, sizeof(told));
-		start(directory, columns, environment, told, sizeof(told));
-		start(directory, fields, environment, told, sizeof(told));
+	if (job != NULL && job[0] != '\0' && job[0] != '0' && strlen(job) < 12 &&
+	    strspn(job, "0123456789") == strlen(job) && job_format(format, sizeof(format))) {
+		add((const char *const[]){"squeue", "--helpFormat", NULL});
+		add((const char *const[]){"squeue", "-a", "-r", "-h", "-j", job, "-O", COLUMNS, NULL});
+		add((const char *const[]){"squeue", "-a", "-r", "-h", "-j", job, "-o", format, NULL});
 	}
-	start(directory, (const char *const[]){"scontrol", "show", "config", NULL}, environment, told, sizeof(told));
-	start(directory, (const char *const[]){"scontrol", "show", "node", "-a", "-d", "-o", NULL}, environment, told,
-	      sizeof(told));
+	add((const char *const[]){"scontrol", "show", "config", NULL});
+	add((const char *const[]){"scontrol", "show", "node", "-a", "-d", "-o", NULL});
+	environment = clean_environment();
+	/* What is wrong here will be told by who asks again. */
+	if (environment == NULL || pipe2(ends, O_CLOEXEC) != 0)
+		return;
+	asker = fork();
+	if (asker == 0) {
+		setpgid(0, 0);
+		ask(directory, environment);
+	}
 	free(environment);
-	/* Without it they run for nothing. */
-	setenv(VARIABLE, told, 1);
+	close(ends[1]);
+	if (asker < 0)
+		return;
+	/* In both, so that it has its group whoever is the first: by that it is ended, with all commands. */
+	setpgid(asker, asker);
+	tell(asker, directory);
 }
 
 void early_questions_keep(void)
 {
-	for (size_t i = 0; i < opened; i++)
-		fcntl(outputs[i], F_SETFD, 0);
+	if (ends[0] < 0)
+		return;
+	fcntl(ends[0], F_SETFD, 0);
+	for (size_t i = 0; i < asked; i++) {
+		fcntl(commands[i].output, F_SETFD, 0);
+		fcntl(commands[i].errors, F_SETFD, 0);
+	}
 }

@@ -1,7 +1,7 @@
 """What Slurm was asked before Python was there: the plugin's questions about a flagged srun.
 
-spank/early_questions.c starts the commands, and tells of them in `$SRES_EARLY`. That srun becomes
-the supervisor, which has their answers when it is loaded.
+spank/early_questions.c has a process start the commands, and tells of them in `$SRES_EARLY`. That
+srun becomes the supervisor, which has their answers when it is loaded.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import os
 import select
 import signal
 import subprocess
-import threading
+import sys
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -20,8 +20,8 @@ from slurm_resilience.clock import SYSTEM_CLOCK
 VARIABLE = "SRES_EARLY"
 _NEXT_COMMAND = "\x1e"
 _NEXT_WORD = "\x1f"
-_LOOK_SECONDS = 0.005
-"""Between two looks at a process, where the kernel does not tell of its end (before Linux 5.3)."""
+_NUMBER = 4
+"""Bytes of a number in what is told of a command's end: its place in the list, and its status."""
 
 
 class Printed(NamedTuple):
@@ -33,9 +33,7 @@ class Printed(NamedTuple):
 
 
 class _Command(NamedTuple):
-    """One that runs, or has ended; it is a child of this process."""
-
-    pid: int
+    place: int
     output: int
     errors: int
 
@@ -48,15 +46,24 @@ class EarlyQuestions:
         Args:
             told: the value of `VARIABLE`. What is not of its form is passed over.
         """
+        self._asker = 0
+        """The process that has started them, and leads their group."""
+        self._ends = -1
+        """It writes here when one has ended."""
+        self._statuses: dict[int, int] = {}
         self._commands: dict[tuple[str, ...], _Command] = {}
-        for entry in told.split(_NEXT_COMMAND):
-            numbers, words = entry.split(_NEXT_WORD)[:3], entry.split(_NEXT_WORD)[3:]
-            if words and all(number.isascii() and number.isdecimal() for number in numbers):
-                command = _Command(*map(int, numbers))
-                with contextlib.suppress(OSError):
-                    for descriptor in command[1:]:
-                        os.set_inheritable(descriptor, False)
-                    self._commands[tuple(words)] = command
+        first, *entries = told.split(_NEXT_COMMAND)
+        try:
+            self._asker, self._ends = map(int, first.split(_NEXT_WORD))
+            os.set_inheritable(self._ends, False)
+            for place, entry in enumerate(entries):
+                output, errors, *words = entry.split(_NEXT_WORD)
+                command = _Command(place, int(output), int(errors))
+                for descriptor in command[1:]:
+                    os.set_inheritable(descriptor, False)
+                self._commands[tuple(words)] = command
+        except (ValueError, OSError, OverflowError):
+            self._commands.clear()
 
     def __bool__(self) -> bool:
         return bool(self._commands)
@@ -75,7 +82,7 @@ class EarlyQuestions:
 
         Args:
             argv: the command's path, and its words.
-            timeout: seconds that it may still take; it is killed then.
+            timeout: seconds that it may still take.
 
         Raises:
             subprocess.TimeoutExpired: it took longer.
@@ -84,52 +91,53 @@ class EarlyQuestions:
         if command is None:
             return None
         try:
-            if not _wait(command.pid, timeout):
-                os.kill(command.pid, signal.SIGKILL)
-                os.waitpid(command.pid, 0)
-                raise subprocess.TimeoutExpired(argv, timeout)
-            code = os.waitstatus_to_exitcode(os.waitpid(command.pid, 0)[1])
-            return Printed(code, _read(command.output), _read(command.errors))
-        except OSError:
-            # No child of ours, or its output cannot be read: the caller starts it himself.
+            status = self._wait(command.place, SYSTEM_CLOCK.monotonic() + timeout)
+            if status is None:
+                return None
+            output, errors = _read(command.output), _read(command.errors)
+            return Printed(os.waitstatus_to_exitcode(status), output, errors)
+        except TimeoutError:
+            raise subprocess.TimeoutExpired(argv, timeout) from None
+        except (OSError, ValueError):
+            # It cannot be read: the caller asks himself.
             return None
         finally:
-            _close(command)
+            _close(command.output, command.errors)
+
+    def _wait(self, place: int, deadline: float) -> int | None:
+        """Return a command's status, once it has ended; None: nobody will tell of its end.
+
+        Raises:
+            TimeoutError: it has not ended by then.
+        """
+        poll = select.poll()
+        poll.register(self._ends, select.POLLIN)
+        while place not in self._statuses:
+            left = max(0.0, deadline - SYSTEM_CLOCK.monotonic())
+            if not poll.poll(left * 1000):
+                raise TimeoutError
+            told = os.read(self._ends, 2 * _NUMBER)
+            if len(told) < 2 * _NUMBER:
+                return None
+            ended = int.from_bytes(told[:_NUMBER], sys.byteorder)
+            self._statuses[ended] = int.from_bytes(told[_NUMBER:], sys.byteorder)
+        return self._statuses[place]
 
     def close(self) -> None:
-        """End those that nobody has taken."""
-        while self._commands:
-            _, command = self._commands.popitem()
-            with contextlib.suppress(OSError):
-                # Without this a number that is no child of ours would be killed.
-                if os.waitpid(command.pid, os.WNOHANG) == (0, 0):
-                    os.kill(command.pid, signal.SIGKILL)
-                    os.waitpid(command.pid, 0)
-            _close(command)
-
-
-def _wait(pid: int, timeout: float) -> bool:
-    """Return whether a child has ended within so many seconds; it is not taken away."""
-
-    def has_ended() -> bool:
-        flags = os.WEXITED | os.WNOHANG | os.WNOWAIT
-        return os.waitid(os.P_PID, pid, flags) is not None
-
-    if has_ended():
-        return True
-    try:
-        descriptor = os.pidfd_open(pid)
-    except OSError:
-        deadline, nothing = SYSTEM_CLOCK.monotonic() + timeout, threading.Event()
-        while not has_ended() and SYSTEM_CLOCK.monotonic() < deadline:
-            SYSTEM_CLOCK.wait(nothing, _LOOK_SECONDS)
-        return has_ended()
-    try:
-        poll = select.poll()
-        poll.register(descriptor, select.POLLIN)
-        return bool(poll.poll(timeout * 1000))
-    finally:
-        os.close(descriptor)
+        """End those that still run. What nobody has taken is gone."""
+        for command in self._commands.values():
+            _close(command.output, command.errors)
+        self._commands.clear()
+        asker, self._asker = self._asker, 0
+        if asker <= 1:
+            return
+        with contextlib.suppress(OSError):
+            # What is no child of ours is left alone.
+            flags = os.WEXITED | os.WNOHANG | os.WNOWAIT
+            if os.waitid(os.P_PID, asker, flags) is None:
+                os.killpg(asker, signal.SIGKILL)
+            os.waitpid(asker, 0)
+        _close(self._ends)
 
 
 def _read(descriptor: int) -> bytes:
@@ -138,7 +146,7 @@ def _read(descriptor: int) -> bytes:
         return file.read()
 
 
-def _close(command: _Command) -> None:
-    for descriptor in (command.output, command.errors):
+def _close(*descriptors: int) -> None:
+    for descriptor in descriptors:
         with contextlib.suppress(OSError):
             os.close(descriptor)

@@ -227,7 +227,7 @@ def test_slurm_is_asked_before_the_supervisor_is_there(site: Site) -> None:
     """With the words that it would ask with itself: else it asks anew, and the step waits."""
     site.flagged("true", RECORD_ONLY="1")
     environ = site.handed_over()[0].environ
-    entries = [entry.split("\x1f")[3:] for entry in environ["SRES_EARLY"].split("\x1e")]
+    entries = [entry.split("\x1f")[2:] for entry in environ["SRES_EARLY"].split("\x1e")[1:]]
     known = site.run("squeue", "--helpFormat").stdout
     columns = JOB_COLUMNS_EXCLUSIVE if has_exclusive_column(known) else JOB_COLUMNS
     jobs = list_jobs(*one_job(int(site.allocation)))

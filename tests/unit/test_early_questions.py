@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import subprocess
 import sys
-from collections.abc import Iterator
+import threading
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
@@ -23,41 +25,53 @@ SOURCE = (Path(__file__).parents[2] / "spank" / "early_questions.c").read_text()
 CONFIG = "ClusterName = {name}\nSlurmctldHost[0] = n0\n"
 
 
+ASKER = """
+import os, sys
+end, *commands = sys.argv[1:]
+pids = []
+for command in commands:
+    output, errors, *argv = command.split("\\x1f")
+    actions = [(os.POSIX_SPAWN_DUP2, int(output), 1), (os.POSIX_SPAWN_DUP2, int(errors), 2)]
+    pids.append(os.posix_spawn(argv[0], argv, os.environ, file_actions=actions))
+for _ in pids:
+    pid, status = os.wait()
+    told = pids.index(pid), status
+    os.write(int(end), b"".join(number.to_bytes(4, sys.byteorder) for number in told))
+"""
+
+
 class Plugin:
-    """Starts commands as the plugin does, and tells of them."""
+    """Has commands started as the plugin does, and tells of them."""
 
     def __init__(self) -> None:
-        self.entries: list[str] = []
-        self.pids: list[int] = []
+        self.pid = 0
 
-    def start(self, *argv: str) -> None:
-        output, errors = (os.memfd_create(name) for name in ("output", "errors"))
-        actions = [(os.POSIX_SPAWN_DUP2, output, 1), (os.POSIX_SPAWN_DUP2, errors, 2)]
-        pid = os.posix_spawn(argv[0], argv, os.environ, file_actions=actions)
-        self.pids.append(pid)
-        self.entries.append("\x1f".join(map(str, (pid, output, errors, *argv))))
-
-    @property
-    def told(self) -> str:
-        return "\x1e".join(self.entries)
-
-    def left(self) -> list[int]:
-        """Those of its children that nobody has waited for."""
-        found = []
-        for pid in self.pids:
-            try:
-                os.waitpid(pid, os.WNOHANG)
-                found.append(pid)
-            except ChildProcessError:
-                pass
-        return found
+    def start(self, *commands: Sequence[str]) -> str:
+        """Return what is told of them."""
+        ends, end = os.pipe()
+        entries, kept = [], [end]
+        for argv in commands:
+            files = [os.memfd_create(name) for name in ("output", "errors")]
+            entries.append("\x1f".join(map(str, (*files, *argv))))
+            kept += files
+        words = [sys.executable, "-I", "-S", "-c", ASKER, str(end), *entries]
+        for file in kept:
+            os.set_inheritable(file, True)
+        self.pid = os.posix_spawn(words[0], words, os.environ, setpgroup=0)
+        os.close(end)
+        return "\x1e".join([f"{self.pid}\x1f{ends}", *entries])
 
 
 @pytest.fixture
 def plugin() -> Iterator[Plugin]:
     made = Plugin()
     yield made
-    assert made.left() == []
+    # The processes that were killed are gone when init has taken them away.
+    with contextlib.suppress(ProcessLookupError):
+        for _ in range(600):
+            os.killpg(made.pid, 0)
+            threading.Event().wait(0.1)
+        pytest.fail("commands are left")
 
 
 @pytest.fixture
@@ -75,18 +89,18 @@ def config_words(slurm: Path) -> tuple[str, ...]:
 
 
 def test_an_early_answer_is_taken_once(plugin: Plugin, slurm: Path) -> None:
-    plugin.start(*config_words(slurm))
-    client = CliClient(str(slurm), early=EarlyQuestions(plugin.told))
+    early = EarlyQuestions(plugin.start(["/bin/true"], config_words(slurm)))
+    client = CliClient(str(slurm), early=early)
     assert client.info().cluster == "asked-again"
     assert (slurm / "calls").read_text() == "\n"
     assert client.info().cluster == "asked-again"
     assert (slurm / "calls").read_text() == "\n\n"
+    early.close()
 
 
 def test_a_command_with_other_words_is_not_taken(plugin: Plugin, slurm: Path) -> None:
     """The plugin may be of another release than the supervisor."""
-    plugin.start(*config_words(slurm), "--oneliner")
-    early = EarlyQuestions(plugin.told)
+    early = EarlyQuestions(plugin.start([*config_words(slurm), "--oneliner"]))
     assert CliClient(str(slurm), early=early).info().cluster == "asked-again"
     assert early
     early.close()
@@ -94,54 +108,49 @@ def test_a_command_with_other_words_is_not_taken(plugin: Plugin, slurm: Path) ->
 
 
 def test_one_that_failed_tells_why(plugin: Plugin, slurm: Path) -> None:
-    (slurm / "scontrol").write_text(
-        "#!/bin/sh\necho Unable to contact slurm controller >&2; exit 1\n"
-    )
-    plugin.start(*config_words(slurm))
-    with pytest.raises(SlurmUnreachable, match="Unable to contact"):
-        CliClient(str(slurm), early=EarlyQuestions(plugin.told)).info()
+    said = "Unable to contact slurm controller"
+    (slurm / "scontrol").write_text(f"#!/bin/sh\necho {said} >&2; exit 1\n")
+    early = EarlyQuestions(plugin.start(config_words(slurm)))
+    with contextlib.closing(early), pytest.raises(SlurmUnreachable, match=said):
+        CliClient(str(slurm), early=early).info()
 
 
-@pytest.mark.parametrize("has_pidfd", [True, False])
-def test_one_that_hangs_is_ended(
-    plugin: Plugin, slurm: Path, monkeypatch: pytest.MonkeyPatch, has_pidfd: bool
-) -> None:
-    if not has_pidfd:
-
-        def fails(pid: int, flags: int = 0) -> int:
-            raise OSError("before Linux 5.3")
-
-        monkeypatch.setattr(os, "pidfd_open", fails)
+def test_one_that_hangs_is_ended(plugin: Plugin, slurm: Path) -> None:
     (slurm / "scontrol").write_text("#!/bin/sh\nexec sleep 600\n")
-    plugin.start(*config_words(slurm))
-    with pytest.raises(SlurmUnreachable, match=r"no answer within 0\.1 s"):
-        CliClient(str(slurm), timeout=0.1, early=EarlyQuestions(plugin.told)).info()
+    early = EarlyQuestions(plugin.start(config_words(slurm)))
+    with contextlib.closing(early), pytest.raises(SlurmUnreachable, match=r"within 0\.1 s"):
+        CliClient(str(slurm), timeout=0.1, early=early).info()
 
 
 def test_those_that_nobody_takes_are_ended(plugin: Plugin) -> None:
-    plugin.start("/bin/sleep", "600")
-    plugin.start("/bin/true")
-    EarlyQuestions(plugin.told).close()
+    EarlyQuestions(plugin.start(["/bin/sleep", "600"], ["/bin/true"])).close()
 
 
-def test_a_process_that_is_no_child_is_left_alone(slurm: Path) -> None:
-    """The variable may come from somewhere else than the plugin, or the child may be gone."""
-    grandchild = subprocess.run(
-        [sys.executable, "-c", "import subprocess; print(subprocess.Popen(['sleep', '60'],"
-         "stdout=subprocess.DEVNULL).pid)"],
-        capture_output=True, text=True, check=True,
-    )  # fmt: skip
-    pid = int(grandchild.stdout)
-    try:
-        output, errors = os.memfd_create("output"), os.memfd_create("errors")
-        told = "\x1f".join(map(str, (pid, output, errors, *config_words(slurm))))
-        early = EarlyQuestions(told)
+def test_one_whose_end_nobody_tells_is_asked_again(plugin: Plugin, slurm: Path) -> None:
+    """The process that waits for the commands was killed, where memory is short, say."""
+    told = plugin.start(["/bin/sleep", "600"])
+    os.killpg(plugin.pid, 9)
+    told = told.replace("/bin/sleep\x1f600", "\x1f".join(config_words(slurm)))
+    with contextlib.closing(EarlyQuestions(told)) as early:
         assert CliClient(str(slurm), early=early).info().cluster == "asked-again"
-        output, errors = os.memfd_create("output"), os.memfd_create("errors")
-        EarlyQuestions("\x1f".join(map(str, (pid, output, errors, "sleep")))).close()
-        os.kill(pid, 0)
+
+
+def test_a_process_that_is_no_child_is_left_alone() -> None:
+    """The variable may come from somewhere else than the plugin."""
+    code = (
+        "import subprocess as s; "
+        "print(s.Popen(['sleep', '60'], stdout=s.DEVNULL, stderr=s.DEVNULL, process_group=0).pid)"
+    )
+    shown = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True
+    ).stdout
+    ends, end = os.pipe()
+    try:
+        EarlyQuestions(f"{shown.strip()}\x1f{ends}").close()
+        os.kill(int(shown), 0)
     finally:
-        os.kill(pid, 9)
+        os.kill(int(shown), 9)
+        os.close(end)
 
 
 @given(st.text(alphabet=st.sampled_from("0159\x1e\x1f- aé٣")))
@@ -153,10 +162,10 @@ def test_what_is_no_list_of_commands_is_passed_over(told: str) -> None:
     assert early.answer(("scontrol",), 1.0) is None
 
 
-def test_the_mark_of_a_job_is_read_from_its_question(plugin: Plugin, slurm: Path) -> None:
+def test_the_mark_of_a_job_is_read_from_its_question(plugin: Plugin) -> None:
     base = command_words.list_jobs(*command_words.one_job(7))
-    plugin.start("/bin/true", *base[1:], "-o", command_words.job_format("<0123>"))
-    early = EarlyQuestions(plugin.told)
+    question = ["/bin/true", *base[1:], "-o", command_words.job_format("<0123>")]
+    early = EarlyQuestions(plugin.start(question))
     assert early.mark((*base[1:], "-o")) == "<0123>"
     assert early.mark(("-j", "8", "-o")) == ""
     early.close()

@@ -486,6 +486,22 @@ def test_an_srun_that_ends_by_itself_has_told_of_each_task_that_failed(
     assert site.end is not None and bool(site.end.code) is given_up
 
 
+@pytest.mark.parametrize(("state", "is_lost"), [("fail", False), ("down", True)])
+def test_a_task_of_unknown_end_is_lost_where_slurm_gave_its_node_up(
+    site: Site, state: str, is_lost: bool
+) -> None:
+    """slurmstepd's word on it is lost, and srun has told of another task, and of an srun of one."""
+    site.show((0, 2), 1)
+    site.first.ended_tasks.append(ended(1, "Exited with exit code 3"))
+    site.wait(lambda: "went_on" in site.events() or (site.show((0, 2), 2), False)[1])
+    site.first._stderr.read(b"srun: Job step aborted: Waiting up to 2 seconds for job step.\n")
+    site.slurm.set_node(["n3"], state=state, reason="Action:Replace")
+    end_training(site)
+    finish_srun(site, 3)
+    assert site.end is not None and bool(site.end.late_code) is is_lost
+    assert set(site.end.faulty) == ({"n3"} if is_lost else set())
+
+
 def test_a_new_machine_of_a_lost_node_s_name_is_not_that_node(site: Site) -> None:
     site.first._stderr.failed_nodes |= {"n2"}
     lose_n2(site)

@@ -159,6 +159,10 @@ ONCE_BROKEN = (
     1008211415,
     # A node that was lost and came back was counted by the rule as one whose tasks had died.
     7016732,
+    # A person's scancel reached a slurmctld that was away: the simulated Slurm's own fault.
+    1099120365,
+    # A training ended well; one task's end was not told, and its node was marked, and worked still.
+    99128811,
 )
 """Seeds that broke a rule."""
 

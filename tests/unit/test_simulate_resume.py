@@ -27,6 +27,7 @@ from slurm_resilience.resume.progress import hang_rule
 from slurm_resilience.resume.progress.furthest_step import FurthestStep
 from slurm_resilience.resume.progress.hang_rule import StepRecord
 from slurm_resilience.resume.recovery import NextAttempt
+from slurm_resilience.resume.srun import stderr_reader
 from slurm_resilience.resume.srun.stderr_reader import StderrReader
 from slurm_resilience.resume.srun.user_signals import UserSignals
 from slurm_resilience.resume.supervisor import Supervisor
@@ -165,6 +166,8 @@ ONCE_BROKEN = (
     99128811,
     # The rule counted an attempt that Slurm had ended with the job as one without progress.
     201007398,
+    # The rule counted a bug whose task's own end was lost on its way to the supervisor.
+    1201047420,
 )
 """Seeds that broke a rule."""
 
@@ -367,6 +370,11 @@ MUTATIONS: dict[str, tuple[ResumeRule, tuple[ResumeFault, ...], tuple[Patch, ...
         ResumeRule.UNANSWERED,
         (Kind.SLURM_AWAY, Kind.TASK_CRASHES),
         ((evidence, "_is_unanswered", lambda _: False),),
+    ),
+    "srun's own end of a step is a person's": (
+        ResumeRule.STRANGER,
+        (Kind.NODE_CUT, Kind.NODE_DIES),
+        ((stderr_reader, "_launches", lambda _: frozenset()),),
     ),
     "a node is named before the program goes on": (
         ResumeRule.NAMED,

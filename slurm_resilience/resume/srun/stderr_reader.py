@@ -30,6 +30,12 @@ _NODE_FAILURE = rb"(?m)^srun: error: Node failure on (\S+)$"
 _TASK_ENDED = rb"(?m)^srun: error: (\S+): tasks? ([\d,-]+): ([^\n]*)$"
 # A task that never began. srun exits with 0 for it: it has no exit code.
 _NOT_LAUNCHED = rb"(?m)^srun: error: task \d+ launch failed: "
+# A node on which no task of a step could be started: srun ends the step for it, and slurmstepd
+# words that as it does a person's cancel.
+_LAUNCH_FAILED = (
+    rb"(?m)^srun: error: Task launch for StepId=(?P<step>\S+) failed on node (?P<node>\S+): "
+    rb"(?P<why>[^\n]*)$"
+)
 # slurmctld is away, or has too much to do: srun has no step then, and no task has begun.
 _UNANSWERED = (
     rb"(?m)^srun: error: Unable to (?:confirm allocation|create step) for job \d+: "
@@ -61,6 +67,14 @@ class EndedTasks(NamedTuple):
     nodes: tuple[str, ...]
     tasks: tuple[int, ...]
     how: str
+
+
+class FailedLaunch(NamedTuple):
+    """A node on which srun could start no task of a step."""
+
+    step: str
+    node: str
+    why: str
 
 
 class SrunReport(Flag):
@@ -98,6 +112,8 @@ class StderrReader:
         self.timed_out_steps: frozenset[str] = frozenset()
         self.failed_nodes: frozenset[str] = frozenset()
         """Slurm gave these nodes up while the step ran."""
+        self.failed_launches: frozenset[FailedLaunch] = frozenset()
+        """Those of our step, and of any that a task prints of."""
         self.ended_tasks: list[EndedTasks] = []
         self.ended_before_abort: int | None = None
         """So many of them came before srun told that its step was aborted; None: it did not."""
@@ -170,6 +186,9 @@ class StderrReader:
         for line in re.finditer(_CANCELLED, text):
             if len(self.cancelled_steps) < _MOST_STEPS:
                 name = line["step"].decode("utf-8", "replace")
+                before = self.failed_launches | _launches(text[: line.start()])
+                if name in {failed.step for failed in before}:
+                    continue  # srun's own order
                 self.cancelled_steps |= {name}
                 if line["why"] == b"DUE TO TIME LIMIT":
                     self.timed_out_steps |= {name}
@@ -181,6 +200,7 @@ class StderrReader:
             self.report |= SrunReport.NOT_LAUNCHED
         if re.search(_UNANSWERED, lines):
             self.report |= SrunReport.UNANSWERED
+        self.failed_launches |= _launches(lines)
         failures, ended = re.findall(_NODE_FAILURE, lines), re.findall(_TASK_ENDED, lines)
         for nodes in failures:
             self.failed_nodes |= frozenset(_expanded(nodes))
@@ -190,6 +210,15 @@ class StderrReader:
                 EndedTasks(_expanded(nodes), numbers, how.decode("utf-8", "replace"))
             )
         return bool(failures or ended)
+
+
+def _launches(text: bytes) -> frozenset[FailedLaunch]:
+    return frozenset(
+        FailedLaunch(
+            *(part.decode("utf-8", "replace") for part in found.group("step", "node", "why"))
+        )
+        for found in re.finditer(_LAUNCH_FAILED, text)
+    )
 
 
 def code_of(how: str) -> int:

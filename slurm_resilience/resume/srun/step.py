@@ -234,6 +234,13 @@ class SrunStep:
         return self._stderr.failed_nodes
 
     @property
+    def failed_launches(self) -> dict[str, str]:
+        """Return the nodes on which srun could start no task, with its words for the reason: it has
+        ended the step for that."""
+        failed = self._stderr.failed_launches
+        return {launch.node: launch.why for launch in failed if self._is_own(launch.step)}
+
+    @property
     def job(self) -> int:
         """Return the job that it runs in; 0: it is not known."""
         number = self.name.partition(".")[0]

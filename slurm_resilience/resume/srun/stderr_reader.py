@@ -17,6 +17,8 @@ _CANCELLED = (
     rb"(?m)^[^\n]{0,9}(?:slurmstepd[^ ]*:|\[[0-9T:.-]+\]) error: \*\*\* STEP (?P<step>\S+) ON \S+ "
     rb"CANCELLED AT [0-9T:.-]+ (?P<why>\*\*\*|DUE to SIGNAL \w+|DUE TO TIME LIMIT)"
 )
+# The same for any cause, such as the end of the job.
+_ENDED_BY_SLURM = rb"\*\*\* STEP (\S+) ON \S+ CANCELLED AT "
 # What srun prints when a signal made it end its step.
 _FORCED = b"srun: forcing job termination"
 # What srun prints when it is told that its step is over, and an error of its own that would be the
@@ -45,6 +47,8 @@ _UNANSWERED = (
 # srun itself ends a step whose task failed (--kill-on-bad-exit), or whose node it has lost touch
 # with, and Slurm words that the same.
 _SRUN_ENDS = rb"srun: (?:[^\n]*Terminating StepId=|error: Aborting, )"
+# What srun prints when it has waited long enough for a node of such a step.
+_TIMED_OUT = b"srun: error: Timed out waiting for job step to complete"
 _ENDS = (b"CANCELLED AT", _ABORTED, _FORCED)
 """Words on the end of a step, whatever its cause."""
 _BY_SLURM = (b"srun: ", b"CANCELLED AT")
@@ -93,6 +97,8 @@ class SrunReport(Flag):
     """srun: an error of its own, which explains the end."""
     ENDED_BY_SRUN = auto()
     """srun: it ends the step itself."""
+    TIMED_OUT = auto()
+    """srun: a node of a step that ended has not told of its tasks, and is waited for no longer."""
     ENDED_FROM_OUTSIDE = auto()
     """The step did not end by its tasks' own ends alone: Slurm, srun or a signal ended it."""
 
@@ -109,6 +115,8 @@ class StderrReader:
         self.cancelled_steps: frozenset[str] = frozenset()
         """Slurm ended these steps for a person, or at their time limit: ours, and any that a task
         prints of."""
+        self.ended_steps: frozenset[str] = frozenset()
+        """slurmstepd told that it ends these, for whatever cause."""
         self.timed_out_steps: frozenset[str] = frozenset()
         self.failed_nodes: frozenset[str] = frozenset()
         """Slurm gave these nodes up while the step ran."""
@@ -153,10 +161,15 @@ class StderrReader:
         if re.search(_SRUN_ENDS, text):
             self.report |= SrunReport.ENDED_BY_SRUN
         by_srun = SrunReport.ENDED_BY_SRUN in self.report
+        if b"CANCELLED AT" in text:
+            names = re.findall(_ENDED_BY_SLURM, text)[:_MOST_STEPS]
+            self.ended_steps |= {name.decode("utf-8", "replace") for name in names}
         if b"CANCELLED AT" in text and not by_srun:
             self._read_cancelled(text)
         if _FORCED in text:
             self.report |= SrunReport.FORCED
+        if _TIMED_OUT in text:
+            self.report |= SrunReport.TIMED_OUT
         if by_srun or any(word in text for word in _ENDS):
             self.report |= SrunReport.ENDED_FROM_OUTSIDE
         if _ABORTED in text:

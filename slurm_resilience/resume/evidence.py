@@ -95,11 +95,17 @@ def gather_evidence(
         hang=end.hang.reason if end.hang is not None else "",
         observed=observed,
         unanswered=_is_unanswered(end),
+        not_launched=_not_launched(end),
     )
 
 
 def _is_unanswered(end: StepEnd) -> bool:
     return end.code != 0 and not end.step.was_answered
+
+
+def _not_launched(end: StepEnd) -> dict[str, str]:
+    parts = end.parts or (end.step,)
+    return {n: why for part in parts for n, why in part.failed_launches.items() if end.code != 0}
 
 
 def _ended_at(context: SupervisorContext, step: SrunStep) -> float:
@@ -120,6 +126,9 @@ def _first_failed(context: SupervisorContext, end: StepEnd, ends: tuple[TaskEnd,
     """Return the only node with tasks that failed by themselves; the others were ended for them."""
     if end.hang is not None:
         return end.hang.node
+    not_launched = _not_launched(end)
+    if not_launched:
+        return next(iter(not_launched)) if len(not_launched) == 1 else ""
     told = ends or tuple(_in_sruns_words(end.step))
     if can_live(context.command, context.environment):
         # A task that was killed may have come back long before the others ended.

@@ -17,6 +17,7 @@ while [ ! -e go ]; do sleep 0.05; done
 srun --auto-resume=1 hostname
 echo $? >ended.new && mv ended.new ended
 """
+LAUNCHES = HOLDS.replace("hostname", "-N2 -n2 sh -c '[ $SRES_ATTEMPT != 1 ] || sleep 100'")
 CRASHES = """\
 #!/bin/sh
 srun --auto-resume=1 sh -c 'touch up; while [ ! -e crash ]; do sleep 0.05; done; kill -9 $$'
@@ -29,6 +30,7 @@ esac
 exec {scontrol} "$@"
 """
 """scontrol, which waits before it requeues a job."""
+LEAVES_SOON = {"resume": {"max_per_node": 1, "backoff": 0.1}}
 SLOW = {"resume": {"diagnosis_wait": 5.0}}
 """Another srun starts while the supervisor waits for a finding about its nodes."""
 
@@ -79,6 +81,25 @@ def test_a_batch_script_that_starts_while_slurmctld_is_away_waits_for_it(
     wait_for((tmp_path / "ended").exists, 150, "the end of the script")
     assert (tmp_path / "ended").read_text() == "0\n", log.read_text()
     assert len([line for line in log.read_text().splitlines() if ":" not in line]) == 2
+
+
+def test_a_node_on_which_srun_can_start_no_task_is_left(
+    fresh_lab: Callable[[LabSpec], Lab], built_plugin: Path, tmp_path: Path, wait_for: WaitFor
+) -> None:
+    """slurmd is away there, and Slurm does not know it yet: srun ends the step by itself, which
+    looks like a person's scancel."""
+    lab = fresh_lab(LabSpec(nodes=3, plugin=built_plugin, daemons=False, sres_options=LEAVES_SOON))
+    (tmp_path / "job.sh").write_text(LAUNCHES)
+    words = ["sbatch", "--output=log", "--nodes=3", "--exclusive", "job.sh"]
+    lab.run(words, cwd=tmp_path, check=True)
+    wait_for((tmp_path / "up").exists, 30, "the batch script")
+    lab.kill_daemon("slurmd", node="n2")
+    (tmp_path / "go").touch()
+    wait_for((tmp_path / "ended").exists, 150, "the end of the script")
+    log = (tmp_path / "log").read_text()
+    assert (tmp_path / "ended").read_text() == "0\n", log
+    assert "what failed   srun could start no task on n2: " in log
+    assert "starting attempt 2 on n[1,3]" in log
 
 
 def test_a_job_is_requeued_by_its_supervisor_once_slurmctld_is_back(

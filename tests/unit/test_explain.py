@@ -48,6 +48,7 @@ EXAMPLES = {
     "dataloader's workers are out of insufficient shared memory (shm)": "shared-memory-full",
     "FileNotFoundError: [Errno 2] No such file or directory: '/data/x'": "missing-file",
     "srun: error: task 1 launch failed: Slurmd could not connect IO": "not-launched",
+    "srun: error: Task launch for StepId=5.1 failed on node n3: Communication": "not-launched",
     "srun: error: Unable to create step for job 5: Socket timed out on": "slurm-away",
     "AssertionError: loss scale": "assertion",
     "python: x.c:3: main: Assertion `a == b' failed.": "assertion",

@@ -262,15 +262,17 @@ def test_a_pause_doubles(backoff: float) -> None:
 
 
 UNANSWERED = ending(ran_for=9.0, unanswered=True)
+NOT_LAUNCHED = ending(ran_for=11.0, code=137, not_launched={"n2": "Connection failure"})
 
 
-def test_an_srun_without_an_answer_is_no_failure_of_the_program() -> None:
-    """slurmctld was away for a moment, or had too much to do: no task has begun."""
-    plans = [chosen(*[UNANSWERED] * n) for n in range(1, LIMITS.max_per_hour)]
+@pytest.mark.parametrize("never_began", [UNANSWERED, NOT_LAUNCHED])
+def test_an_srun_without_an_answer_is_no_failure_of_the_program(never_began: Ending) -> None:
+    """slurmctld was away for a moment, or had too much to do, or slurmd is: no task has begun."""
+    plans = [chosen(*[never_began] * n) for n in range(1, LIMITS.max_per_hour)]
     assert {plan.kind for plan in plans} == {"relaunch"}
     # In the second of its start it refuses steps.
     assert plans[0].pause == LIMITS.backoff
-    last = [msgspec.structs.replace(UNANSWERED, ended_at=1.0)] * LIMITS.max_per_hour
+    last = [msgspec.structs.replace(never_began, ended_at=1.0)] * LIMITS.max_per_hour
     assert "resume.max_per_hour" in chosen(*last).reason
 
 
@@ -280,6 +282,18 @@ def test_an_srun_without_an_answer_is_not_counted_among_the_program_s_failures()
     assert chosen(UNANSWERED, short).kind == "relaunch"
     assert "2 times without progress" in chosen(short, UNANSWERED, short).reason
     assert "it is a bug" in chosen(UNANSWERED, ending(ran_for=1.0)).reason
+
+
+def test_a_node_on_which_no_task_can_be_started_is_left_after_some_tries() -> None:
+    failed = msgspec.structs.replace(NOT_LAUNCHED, first_failed="n2")
+    crash = ending(ran_for=25.0, code=139)
+    tries = [failed] * LIMITS.max_per_node
+    used = msgspec.structs.replace(FACTS, own_nodes=NODES)
+    before, left = chosen(crash, *tries[1:], facts=used), chosen(crash, *tries, facts=used)
+    assert (before.kind, before.nodes) == ("relaunch", ())
+    assert "it may pass: again on the same nodes" in before.reason
+    assert (left.kind, left.nodes, left.avoid) == ("relaunch", ("n1", "n3", "n4"), ("n2",))
+    assert "too many attempts ended on n2" in left.reason
 
 
 def test_a_pause_that_ends_beyond_the_time_limit_is_not_begun() -> None:

@@ -87,6 +87,8 @@ def gathered(
     more: dict[str, Any],
     site: CheckedNodes | None = None,
 ) -> Ending:
+    for part in more.get("parts", ()):
+        vars(part).setdefault("failed_launches", {})
     reports = StepReports("")
     for end in ends:
         reports.take(end)
@@ -99,6 +101,7 @@ def gathered(
         timed_out=False,
         ended_tasks=[],
         was_answered=more.pop("was_answered", True),
+        failed_launches=dict.fromkeys(more.pop("failed_launches", ()), "Connection failure"),
         reports=reports,
         log=SimpleNamespace(explain=lambda: None),
     )
@@ -133,6 +136,21 @@ def test_an_srun_that_slurmctld_did_not_answer_has_not_failed(slurm: FakeSlurm) 
     assert (cause.kind, cause.category) == ("program", Category.TRANSIENT)
     assert cause.reason == "slurmctld did not answer srun for 9 s, which began no task"
     assert ending(slurm, allocated(slurm), "SIGTERM", 1, was_answered=False).kind == "user"
+
+
+@pytest.mark.parametrize(("nodes", "named"), [(("n2",), "n2"), (("n2", "n1"), "")])
+def test_an_srun_that_could_not_reach_a_node_has_not_failed(
+    slurm: FakeSlurm, nodes: tuple[str, ...], named: str
+) -> None:
+    """slurmd is away there, and sresd, if any, finds no fault."""
+    others = TaskEnd(0, 0, 0, 137, by_signal=True, node="n1")
+    more: dict[str, Any] = {"failed_launches": nodes}
+    found = gathered(slurm, allocated(slurm), "", 233, (others,), False, False, ("train",), more)
+    assert (found.first_failed, found.never_began) == (named, True)
+    cause = classify(found)
+    assert (cause.kind, cause.category) == ("program", Category.TRANSIENT)
+    listed = "n2" if named else "n[1-2]"
+    assert cause.reason == f"srun could start no task on {listed}: Connection failure"
 
 
 def test_a_users_sigterm_is_the_users(slurm: FakeSlurm) -> None:

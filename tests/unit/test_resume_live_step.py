@@ -44,6 +44,8 @@ from slurm_resilience.resume.supervisor_link import SupervisorLink
 from slurm_resilience.wire.messages import AttemptStarted, Evidence, NodeVerdict, WrongResults
 
 LIMITS = ResumeSettings(grace=0.2, diagnosis_wait=0.05, swap_wait=60.0)
+TIMED_OUT = "srun: error: Timed out waiting for job step to complete"
+ABORTED = "srun: Job step aborted: Waiting up to 32 seconds for job step to finish."
 SRUN = """#!/bin/sh
 echo "$@" >> sruns
 until [ -e end ]; do sleep 0.1; done
@@ -484,6 +486,35 @@ def test_an_srun_that_ends_by_itself_has_told_of_each_task_that_failed(
     (site.folder / "end.first").write_text("1\n")
     finish_srun(site, 0)
     assert site.end is not None and bool(site.end.code) is given_up
+
+
+@pytest.mark.parametrize(("state", "is_lost"), [("fail", False), ("down", True)])
+def test_a_task_of_unknown_end_is_lost_where_slurm_gave_its_node_up(
+    site: Site, state: str, is_lost: bool
+) -> None:
+    """slurmstepd's word on it is lost, and srun has not waited for it."""
+    site.show((0, 2), 1)
+    site.first.ended_tasks.append(ended(1, "Exited with exit code 3"))
+    site.wait(lambda: "went_on" in site.events() or (site.show((0, 2), 2), False)[1])
+    site.first._stderr.read(f"{TIMED_OUT}\n".encode())
+    site.slurm.set_node(["n3"], state=state, reason="Action:Replace")
+    end_training(site)
+    finish_srun(site, 3)
+    assert site.end is not None and bool(site.end.late_code) is is_lost
+    assert set(site.end.faulty) == ({"n3"} if is_lost else set())
+
+
+def test_an_srun_of_a_task_that_is_cancelled_does_not_fail_what_comes_after_a_training(
+    site: Site,
+) -> None:
+    """It was so a moment before the end; slurmstepd's word on another task is lost."""
+    site.show((0, 2), 1)
+    site.first.ended_tasks.append(ended(1, "Exited with exit code 3"))
+    site.wait(lambda: "went_on" in site.events() or (site.show((0, 2), 2), False)[1])
+    end_training(site)
+    site.first._stderr.read(f"{ABORTED}\n".encode(), site.context.clock.monotonic())
+    finish_srun(site, 3)
+    assert site.end is not None and (site.end.code, site.end.late_code) == (0, 0)
 
 
 def test_a_new_machine_of_a_lost_node_s_name_is_not_that_node(site: Site) -> None:

@@ -27,6 +27,7 @@ CANCELLED = "slurmstepd-n1: error: *** STEP 8.0 ON n1 CANCELLED AT 2026-11-20T12
 NEWER = "[2026-11-20T12:00:00.175] error: *** STEP 8.0"
 AWAY = "Unable to contact slurm controller (connect failure)"
 TIMED_OUT = "Socket timed out on send/recv operation"
+FAILED_LAUNCH = "srun: error: Task launch for StepId=8.0 failed on node n2: Connection failure"
 NOT_LAUNCHED = "srun: error: task 1 launch failed: Slurmd could not connect IO"
 
 
@@ -54,6 +55,10 @@ def run(
         (["srun: error: Node failure on n2", ABORTED, KILLED], False, False),
         ([ABORTED, KILLED, "srun: error: Node failure on n2"], False, True),
         (["srun: error: Application launch failed: x", ABORTED, KILLED], False, False),
+        ([FAILED_LAUNCH, ABORTED, f"{CANCELLED} ***", KILLED], False, False),
+        # A person did not wait for it.
+        ([f"{CANCELLED} ***", ABORTED, FAILED_LAUNCH, KILLED], True, True),
+        ([FAILED_LAUNCH.replace("8.0", "9.0"), f"{CANCELLED} ***", KILLED], True, False),
         (["srun: First task exited 1s ago", "srun: Terminating StepId=8.0", ABORTED], False, False),
         (["srun: Terminating StepId=8.0", f"{CANCELLED} ***", KILLED], False, False),
         ([f"srun: error: {LOST_TOUCH}", ABORTED, f"{CANCELLED} ***", KILLED], False, False),
@@ -217,6 +222,13 @@ def test_tasks_that_are_killed_after_srun_s_word(lines: tuple[str, ...], killed:
     assert run(*text).told_end.killed_after == killed
 
 
+@pytest.mark.parametrize(("name", "failed"), [("8.0", {"n2"}), ("8.", {"n2"}), ("8.1", set())])
+def test_a_node_on_which_srun_could_start_no_task(name: str, failed: set[str]) -> None:
+    step = run(FAILED_LAUNCH)
+    step.name = name
+    assert step.failed_launches == dict.fromkeys(failed, "Connection failure")
+
+
 def test_srun_said_that_a_signal_ends_it() -> None:
     assert run("srun: forcing job termination").forced
 
@@ -238,6 +250,24 @@ def test_srun_said_that_a_signal_ends_it() -> None:
 )
 def test_whether_only_its_tasks_ends_ended_it(line: str, by_itself: bool) -> None:
     assert run(line).ended_by_itself is by_itself
+
+
+@pytest.mark.parametrize(
+    ("line", "heard"),
+    [
+        (KILLED, True),
+        (ABORTED, True),
+        (f"{CANCELLED} ***".replace("8.0", "9.0"), True),
+        (f"{CANCELLED} ***", False),
+        (f"{CANCELLED} DUE TO NODE FAILURE, SEE SLURMCTLD LOG FOR DETAILS ***", False),
+        ("srun: error: Timed out waiting for job step to complete", False),
+        ("srun: forcing job termination", False),
+    ],
+)
+def test_whether_srun_has_heard_of_the_end_of_each_task(line: str, heard: bool) -> None:
+    step = run(line)
+    step.name = "8.0"
+    assert step.heard_all is heard
 
 
 @pytest.mark.parametrize(

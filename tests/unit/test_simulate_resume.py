@@ -27,6 +27,7 @@ from slurm_resilience.resume.progress import hang_rule
 from slurm_resilience.resume.progress.furthest_step import FurthestStep
 from slurm_resilience.resume.progress.hang_rule import StepRecord
 from slurm_resilience.resume.recovery import NextAttempt
+from slurm_resilience.resume.srun import stderr_reader
 from slurm_resilience.resume.srun.stderr_reader import StderrReader
 from slurm_resilience.resume.srun.user_signals import UserSignals
 from slurm_resilience.resume.supervisor import Supervisor
@@ -159,6 +160,16 @@ ONCE_BROKEN = (
     1008211415,
     # A node that was lost and came back was counted by the rule as one whose tasks had died.
     7016732,
+    # A person's scancel reached a slurmctld that was away: the simulated Slurm's own fault.
+    1099120365,
+    # A training ended well; one task's end was not told, and its node was marked, and worked still.
+    99128811,
+    # The rule counted an attempt that Slurm had ended with the job as one without progress.
+    201007398,
+    # The rule counted a bug whose task's own end was lost on its way to the supervisor.
+    1201047420,
+    # A training ended well; one task's end was not told, after a word on a task's own srun.
+    *(201050493, 201056622),
 )
 """Seeds that broke a rule."""
 
@@ -361,6 +372,11 @@ MUTATIONS: dict[str, tuple[ResumeRule, tuple[ResumeFault, ...], tuple[Patch, ...
         ResumeRule.UNANSWERED,
         (Kind.SLURM_AWAY, Kind.TASK_CRASHES),
         ((evidence, "_is_unanswered", lambda _: False),),
+    ),
+    "srun's own end of a step is a person's": (
+        ResumeRule.STRANGER,
+        (Kind.NODE_CUT, Kind.NODE_DIES),
+        ((stderr_reader, "_launches", lambda _: frozenset()),),
     ),
     "a node is named before the program goes on": (
         ResumeRule.NAMED,

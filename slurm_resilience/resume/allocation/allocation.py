@@ -292,6 +292,14 @@ class Allocation:
 
     def bad(self, names: Iterable[str]) -> dict[str, str]:
         """Return those of ``names`` that Slurm shows as no longer usable, with the reason."""
+        return self._unusable(names, lambda node: node.is_down or node.is_fail)
+
+    def given_up(self, names: Iterable[str]) -> dict[str, str]:
+        """Return those of ``names`` that Slurm has given up, with the reason: it has ended what ran
+        there. On a node that is only marked (FAIL) tasks run to their end."""
+        return self._unusable(names, lambda node: node.is_down)
+
+    def _unusable(self, names: Iterable[str], is_bad: Callable[[Node], bool]) -> dict[str, str]:
         try:
             nodes = self._take_table(self.client.nodes())
             job_nodes = set(self.client.job(self.job.id).nodes)
@@ -301,7 +309,7 @@ class Allocation:
         bad = {}
         for name in names:
             node = nodes.get(name)
-            if node is None or node.is_down or node.is_fail:
+            if node is None or is_bad(node):
                 bad[name] = _shown_state(node)
             elif name in elsewhere:
                 bad[name] = elsewhere[name]

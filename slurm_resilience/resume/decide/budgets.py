@@ -67,9 +67,9 @@ def fault_of_program(history: tuple[Ending, ...], limits: ResumeSettings) -> str
         history: every ending so far. The last one had no fault of a node.
         limits: `[resume]` of the configuration.
     """
-    if history[-1].unanswered:
+    if history[-1].never_began:
         return ""  # `spent` limits these, and a pause comes before each further one
-    history = tuple(ending for ending in history if not ending.unanswered)
+    history = tuple(ending for ending in history if not ending.never_began)
     last = history[-1]
     what = "a hang" if last.hang else describe(last.own_code)
     by_itself = not killed(last.own_code) and not _may_pass(last)
@@ -117,7 +117,7 @@ def pause_before_next(history: tuple[Ending, ...], limits: ResumeSettings) -> fl
         if ending.made_progress or ending.faulty:
             break
         row += 1
-    row += row > 0 and history[-1].unanswered
+    row += row > 0 and history[-1].never_began
     doubled = min(row - 2, 16)  # far beyond the longest pause
     return min(LONGEST_PAUSE_SECONDS, limits.backoff * 2.0**doubled) if row >= 2 else 0.0
 
@@ -242,7 +242,7 @@ def _without_progress(history: tuple[Ending, ...]) -> Iterator[Ending]:
     for ending in reversed(history):
         if ending.made_progress:
             return
-        if not (ending.faulty or ending.unanswered or ending.taken_by_slurm):
+        if not (ending.faulty or ending.never_began or ending.taken_by_slurm):
             yield ending
 
 
@@ -251,5 +251,5 @@ def _in_a_row(history: tuple[Ending, ...], limits: ResumeSettings) -> Iterator[E
     for ending in reversed(history):
         if ending.faulty or ending.made_progress or ending.lasted >= limits.progress_after:
             return
-        if not (ending.unanswered or ending.taken_by_slurm):
+        if not (ending.never_began or ending.taken_by_slurm):
             yield ending

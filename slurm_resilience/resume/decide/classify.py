@@ -14,6 +14,7 @@ import msgspec
 
 from slurm_resilience.resume.decide.signatures import Category, Explanation, Role
 from slurm_resilience.resume.decide.task_ends import TaskEnd, first_failure
+from slurm_resilience.slurm.hostlists import fold
 
 SKEW_SECONDS = 30.0
 """Clocks of nodes that differ by more are not believed."""
@@ -43,6 +44,14 @@ class StepFacts(msgspec.Struct, frozen=True, kw_only=True):
     observed: ObservedSteps = NO_STEPS
     unanswered: bool = False
     """slurmctld did not answer srun, so that no task has begun."""
+    not_launched: dict[str, str] = {}
+    """Nodes on which srun could start no task, with its words for the reason; it ended the others
+    for that."""
+
+    @property
+    def never_began(self) -> bool:
+        """Return whether not all of the program was there: it has shown nothing of itself."""
+        return self.unanswered or bool(self.not_launched)
 
 
 class Ending(StepFacts, frozen=True):
@@ -152,6 +161,10 @@ def classify(ending: Ending) -> Cause:
         return Cause("node", _faults(ending), names, Category.HARDWARE)
     if ending.unanswered:
         text = f"slurmctld did not answer srun for {ending.ran_for:.0f} s, which began no task"
+        return Cause("program", text, category=Category.TRANSIENT)
+    if ending.not_launched:
+        why = ", ".join(sorted(set(ending.not_launched.values())))
+        text = f"srun could start no task on {fold(sorted(ending.not_launched))}: {why}"
         return Cause("program", text, category=Category.TRANSIENT)
     if ending.hang:
         # Nothing of the tasks' ends tells more: they were ended for it.

@@ -221,7 +221,7 @@ SIGNATURES: tuple[Signature, ...] = (
         "not-launched",
         _C.TRANSIENT,
         _R.ROOT,
-        r"^srun: error: task \d+ launch failed: ",
+        r"^srun: error: (?:task \d+ launch failed: |Task launch for StepId=\S+ failed on node )",
         "Slurm could not start a task: see slurmd's log, and whether its output's folder is there",
     ),
     Signature(

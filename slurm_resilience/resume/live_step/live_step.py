@@ -601,8 +601,8 @@ class LiveStep:
             over = allocation.refresh() not in ("RUNNING", "SUSPENDED")
         except SresError:
             over = True
-        given_up = self._steps.step(by_user).code if by_user is not None else 0
-        return allocation.bad(silent), given_up or int(over)
+        not_awaited = self._steps.step(by_user).code if by_user is not None else 0
+        return allocation.given_up(silent), not_awaited or int(over)
 
     def _finish(self, action: ev.EndAttempt) -> None:
         step = self._steps.step(action.step)

@@ -481,7 +481,7 @@ class LiveSteps:
         for srun in self:
             if srun.step.code and not self._tells_all(srun):
                 silent = self._counted_seats(srun) - self._seats_ended(srun)
-                if srun.step.ended_by_itself:
+                if srun.step.heard_all:
                     # It waits for the others, and tells of those that fail.
                     given_up = srun.step.failed_nodes
                     silent = {seat for seat in silent if node_of_seat.get(seat) in given_up}

@@ -17,6 +17,8 @@ _CANCELLED = (
     rb"(?m)^[^\n]{0,9}(?:slurmstepd[^ ]*:|\[[0-9T:.-]+\]) error: \*\*\* STEP (?P<step>\S+) ON \S+ "
     rb"CANCELLED AT [0-9T:.-]+ (?P<why>\*\*\*|DUE to SIGNAL \w+|DUE TO TIME LIMIT)"
 )
+# The same for any cause, such as the end of the job.
+_ENDED_BY_SLURM = rb"\*\*\* STEP (\S+) ON \S+ CANCELLED AT "
 # What srun prints when a signal made it end its step.
 _FORCED = b"srun: forcing job termination"
 # What srun prints when it is told that its step is over, and an error of its own that would be the
@@ -30,6 +32,12 @@ _NODE_FAILURE = rb"(?m)^srun: error: Node failure on (\S+)$"
 _TASK_ENDED = rb"(?m)^srun: error: (\S+): tasks? ([\d,-]+): ([^\n]*)$"
 # A task that never began. srun exits with 0 for it: it has no exit code.
 _NOT_LAUNCHED = rb"(?m)^srun: error: task \d+ launch failed: "
+# A node on which no task of a step could be started: srun ends the step for it, and slurmstepd
+# words that as it does a person's cancel.
+_LAUNCH_FAILED = (
+    rb"(?m)^srun: error: Task launch for StepId=(?P<step>\S+) failed on node (?P<node>\S+): "
+    rb"(?P<why>[^\n]*)$"
+)
 # slurmctld is away, or has too much to do: srun has no step then, and no task has begun.
 _UNANSWERED = (
     rb"(?m)^srun: error: Unable to (?:confirm allocation|create step) for job \d+: "
@@ -39,6 +47,8 @@ _UNANSWERED = (
 # srun itself ends a step whose task failed (--kill-on-bad-exit), or whose node it has lost touch
 # with, and Slurm words that the same.
 _SRUN_ENDS = rb"srun: (?:[^\n]*Terminating StepId=|error: Aborting, )"
+# What srun prints when it has waited long enough for a node of such a step.
+_TIMED_OUT = b"srun: error: Timed out waiting for job step to complete"
 _ENDS = (b"CANCELLED AT", _ABORTED, _FORCED)
 """Words on the end of a step, whatever its cause."""
 _BY_SLURM = (b"srun: ", b"CANCELLED AT")
@@ -63,6 +73,14 @@ class EndedTasks(NamedTuple):
     how: str
 
 
+class FailedLaunch(NamedTuple):
+    """A node on which srun could start no task of a step."""
+
+    step: str
+    node: str
+    why: str
+
+
 class SrunReport(Flag):
     """All that srun or Slurm may report of the step."""
 
@@ -79,6 +97,8 @@ class SrunReport(Flag):
     """srun: an error of its own, which explains the end."""
     ENDED_BY_SRUN = auto()
     """srun: it ends the step itself."""
+    TIMED_OUT = auto()
+    """srun: a node of a step that ended has not told of its tasks, and is waited for no longer."""
     ENDED_FROM_OUTSIDE = auto()
     """The step did not end by its tasks' own ends alone: Slurm, srun or a signal ended it."""
 
@@ -95,9 +115,13 @@ class StderrReader:
         self.cancelled_steps: frozenset[str] = frozenset()
         """Slurm ended these steps for a person, or at their time limit: ours, and any that a task
         prints of."""
+        self.ended_steps: frozenset[str] = frozenset()
+        """slurmstepd told that it ends these, for whatever cause."""
         self.timed_out_steps: frozenset[str] = frozenset()
         self.failed_nodes: frozenset[str] = frozenset()
         """Slurm gave these nodes up while the step ran."""
+        self.failed_launches: frozenset[FailedLaunch] = frozenset()
+        """Those of our step, and of any that a task prints of."""
         self.ended_tasks: list[EndedTasks] = []
         self.ended_before_abort: int | None = None
         """So many of them came before srun told that its step was aborted; None: it did not."""
@@ -137,10 +161,15 @@ class StderrReader:
         if re.search(_SRUN_ENDS, text):
             self.report |= SrunReport.ENDED_BY_SRUN
         by_srun = SrunReport.ENDED_BY_SRUN in self.report
+        if b"CANCELLED AT" in text:
+            names = re.findall(_ENDED_BY_SLURM, text)[:_MOST_STEPS]
+            self.ended_steps |= {name.decode("utf-8", "replace") for name in names}
         if b"CANCELLED AT" in text and not by_srun:
             self._read_cancelled(text)
         if _FORCED in text:
             self.report |= SrunReport.FORCED
+        if _TIMED_OUT in text:
+            self.report |= SrunReport.TIMED_OUT
         if by_srun or any(word in text for word in _ENDS):
             self.report |= SrunReport.ENDED_FROM_OUTSIDE
         if _ABORTED in text:
@@ -170,6 +199,9 @@ class StderrReader:
         for line in re.finditer(_CANCELLED, text):
             if len(self.cancelled_steps) < _MOST_STEPS:
                 name = line["step"].decode("utf-8", "replace")
+                before = self.failed_launches | _launches(text[: line.start()])
+                if name in {failed.step for failed in before}:
+                    continue  # srun's own order
                 self.cancelled_steps |= {name}
                 if line["why"] == b"DUE TO TIME LIMIT":
                     self.timed_out_steps |= {name}
@@ -181,6 +213,7 @@ class StderrReader:
             self.report |= SrunReport.NOT_LAUNCHED
         if re.search(_UNANSWERED, lines):
             self.report |= SrunReport.UNANSWERED
+        self.failed_launches |= _launches(lines)
         failures, ended = re.findall(_NODE_FAILURE, lines), re.findall(_TASK_ENDED, lines)
         for nodes in failures:
             self.failed_nodes |= frozenset(_expanded(nodes))
@@ -190,6 +223,15 @@ class StderrReader:
                 EndedTasks(_expanded(nodes), numbers, how.decode("utf-8", "replace"))
             )
         return bool(failures or ended)
+
+
+def _launches(text: bytes) -> frozenset[FailedLaunch]:
+    return frozenset(
+        FailedLaunch(
+            *(part.decode("utf-8", "replace") for part in found.group("step", "node", "why"))
+        )
+        for found in re.finditer(_LAUNCH_FAILED, text)
+    )
 
 
 def code_of(how: str) -> int:

@@ -234,6 +234,13 @@ class SrunStep:
         return self._stderr.failed_nodes
 
     @property
+    def failed_launches(self) -> dict[str, str]:
+        """Return the nodes on which srun could start no task, with its words for the reason: it has
+        ended the step for that."""
+        failed = self._stderr.failed_launches
+        return {launch.node: launch.why for launch in failed if self._is_own(launch.step)}
+
+    @property
     def job(self) -> int:
         """Return the job that it runs in; 0: it is not known."""
         number = self.name.partition(".")[0]
@@ -250,6 +257,16 @@ class SrunStep:
         own ends has ended the step: then it has told of each task that failed."""
         from_outside = SrunReport.ENDED_FROM_OUTSIDE in self._stderr.report
         return not (self.running or self.killed_by or self._by_us.killed_srun or from_outside)
+
+    @property
+    def heard_all(self) -> bool:
+        """Return whether srun has ended, and has waited for the end of each task on the nodes that
+        Slurm has not given up: then it has told of each that failed. Words on the end of another
+        step, which a task may print, are no reason against it."""
+        gave_up = self._stderr.report & (SrunReport.FORCED | SrunReport.TIMED_OUT)
+        by_slurm = any(map(self._is_own, self._stderr.ended_steps))
+        by_us = self._by_us.killed_srun
+        return not (self.running or self.killed_by or by_us or gave_up or by_slurm)
 
     @property
     def ended_tasks(self) -> list[EndedTasks]:

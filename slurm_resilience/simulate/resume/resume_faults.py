@@ -24,6 +24,8 @@ WRONG_SECONDS = 100.0
 sresctld on a node that lives."""
 CANCEL_EARLY_SECONDS, CANCEL_SHARE = 60.0, 30.0
 """A fault's 5 to 400 s become a cancel from 2 s before a loss to 11 s after it."""
+TRY_AGAIN_SECONDS = 20.0
+"""scancel gives up after up to 18 s without slurmctld (seen on 22.05), and a person tries again."""
 
 
 class ResumeFault(enum.StrEnum):
@@ -72,6 +74,13 @@ COMPANION_FAULTS = (
     ResumeFault.SLURM_REFUSES,
 )
 """Kinds that strike while a companion is asked for, starts, or has just started."""
+BY_SLURMCTLD = (
+    ResumeFault.CANCEL_STEP,
+    ResumeFault.CANCEL_JOB,
+    ResumeFault.REQUEUE_JOB,
+    ResumeFault.COMPANION_CANCELLED,
+)
+"""Words of a person that only slurmctld can carry out."""
 
 
 class PlannedResumeFault(NamedTuple):
@@ -121,6 +130,11 @@ class ResumeFaults:
 
     def _strike(self, fault: PlannedResumeFault) -> None:
         world = self._world
+        back = world.books.slurmctld_back
+        if fault.kind in BY_SLURMCTLD and world.schedule.now < back:
+            world.note("a person's word does not reach slurmctld")
+            world.schedule.at(back + fault.seconds % TRY_AGAIN_SECONDS, self._strike, fault)
+            return
         world.note(f"FAULT: {fault.kind.value}")
         world.seen.person_acted |= fault.kind.value.startswith("a person")
         if fault.kind is not ResumeFault.INTERRUPT:  # that only asks srun for its state
@@ -271,7 +285,8 @@ class ResumeFaults:
         later = (seconds - CANCEL_EARLY_SECONDS) / CANCEL_SHARE
         schedule = self._world.schedule
         schedule.after(max(0.0, -later), self._lose, lost, contact)
-        schedule.after(max(0.0, later), self.cancel_step, name, seconds)
+        cancel = PlannedResumeFault(0.0, ResumeFault.CANCEL_STEP, 0, seconds)
+        schedule.after(max(0.0, later), self._strike, cancel)
 
     def cancel_job(self, _: str, seconds: float) -> None:
         if self._world.job.state == "RUNNING":

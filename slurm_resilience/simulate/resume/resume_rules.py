@@ -60,6 +60,8 @@ class StartedAttempt(NamedTuple):
     nodes: tuple[str, ...]
     got_further: bool = False
     """The attempt before has told a step that none before it had told."""
+    taken: bool = False
+    """Slurm has ended the job under it, and no supervisor had asked for that."""
 
 
 class FurthestTold:
@@ -114,6 +116,11 @@ class AttemptBudget:
         """Forget the row: something else has happened."""
         self._bug_ends.clear()
 
+    def take(self) -> None:
+        """Note that Slurm ends the job, for which no supervisor has asked: the attempt is not one
+        without progress."""
+        self.attempts[-1:] = [attempt._replace(taken=True) for attempt in self.attempts[-1:]]
+
     def clear(self) -> None:
         """Forget all attempts: the supervisor of the job's next run knows of none."""
         self.attempts.clear()
@@ -152,8 +159,8 @@ class AttemptBudget:
             return f"attempt {len(self.attempts)} of {self.limits.max_attempts} is started"
         in_vain = 0
         for earlier, following in zip(self.attempts, self.attempts[1:], strict=False):
-            recent = attempt.at - earlier.at < HOUR_SECONDS
-            in_vain += recent and not _made_progress(earlier, following)
+            counts = attempt.at - earlier.at < HOUR_SECONDS and not earlier.taken
+            in_vain += counts and not _made_progress(earlier, following)
         progressed = last is not None and _made_progress(last, attempt)
         if in_vain >= self.limits.max_per_hour and not progressed:
             return f"{in_vain} attempts within an hour made no progress, and one more is started"

@@ -508,6 +508,8 @@ class ResumeWorld:
         if self.job.state != "RUNNING":
             return
         self.note(f"Slurm ends the job: {state}, requeue {requeue}")
+        if self.seen.requeue_asked_at is None:
+            self.seen.budget.take()
         again = requeue and self.job.is_batch
         self.job = msgspec.structs.replace(self.job, state="COMPLETING" if again else state)
         self.books.job_ended = not again

@@ -90,6 +90,8 @@ class SimStep:
     """slurmstepd has said that it was cancelled, which it does once."""
     first_failure: int = 0
     """Code of the first task that failed, of those of which slurmstepd could tell; 0: none did."""
+    bug_task: SimTask | None = None
+    """The one that the program's bug has ended; None: it has ended none."""
     untold: set[int] = field(default_factory=set)
     """Numbers of tasks of whose end srun is about to be told."""
     tasks_per_node: int = 1

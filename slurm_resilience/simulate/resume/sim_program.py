@@ -158,6 +158,7 @@ class SimProgram:
             if self._is_reached(step):
                 world.seen.budget.failed_by_bug(world.schedule.now)
             chosen = world.random.choice(self.all_living(step))
+            chosen[0].bug_task = chosen[1]
             world.step_life.end_task(*chosen, world.site.program.fails_with)
 
     def _fail(self, step: SimStep, code: int) -> None:

@@ -123,7 +123,11 @@ class StepLife:
                 f"srun: error: Task launch for StepId={step.srun.allocation}.{step.name} failed "
                 f"on node {name}: Communication connection failure"
             )
-            self.kill(step, "")
+            step.srun.says(
+                "srun: error: Application launch failed: Communication connection failure"
+            )
+            self._world.seen.failed_on.setdefault(step.srun.token, set()).add(name)
+            self.kill(step, "***")  # slurmstepd words srun's own order as a person's
             self._world.schedule.after(1.0, step.srun.ends, 1)
 
     def _check_writers(self, new: SimStep, name: str) -> None:
@@ -202,6 +206,9 @@ class StepLife:
                 at=self._world.clock.now(),
             )
             srun.reports.take(end)
+        elif task is step.bug_task:
+            # Then the end of one that waited for it counts, which is another failure.
+            self._world.seen.budget.disturb()
         if task.code:
             srun.says(f"srun: error: {task.node}: task {task.number}: {words_of_end(task.code)}")
             ends_others = self._world.site.kill_on_bad_exit and not srun.keeps_running

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import pty
 import signal
+import subprocess
 import threading
 from collections.abc import Callable
 from typing import Any
@@ -12,6 +14,7 @@ from typing import Any
 import pytest
 
 from slurm_resilience.clock import SystemClock
+from slurm_resilience.errors import MissingTool, SlurmUnreachable
 from slurm_resilience.resume.decide.task_ends import NodeBegan, TaskEnd
 from slurm_resilience.resume.srun.stderr_reader import SLACK_SECONDS, StderrReader
 from slurm_resilience.resume.srun.step import SrunStep, end_step
@@ -473,3 +476,42 @@ def test_our_own_order_to_end_is_no_preemption() -> None:
     assert ended.wait(30)
     os.close(source)
     assert step.cancelled and not step.only_signalled
+
+
+@pytest.mark.parametrize(
+    ("number", "error", "said"),
+    [
+        (errno.EAGAIN, SlurmUnreachable, "sh cannot be started now: "),
+        (errno.ENOMEM, SlurmUnreachable, "sh cannot be started now: "),
+        (errno.ESTALE, SlurmUnreachable, "sh cannot be started now: "),
+        (errno.ENOENT, MissingTool, "sh cannot be started: "),
+        (errno.EACCES, MissingTool, "sh cannot be started: "),
+    ],
+)
+def test_a_machine_that_starts_no_srun_now_may_start_it_later(
+    monkeypatch: pytest.MonkeyPatch, number: int, error: type[Exception], said: str
+) -> None:
+    def fails(*_: object, **__: object) -> None:
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(subprocess, "Popen", fails)
+    with pytest.raises(error, match=said):
+        SrunStep(["sh"], os.environ, lambda: None)
+
+
+def test_an_srun_is_ended_whose_end_no_thread_would_see(monkeypatch: pytest.MonkeyPatch) -> None:
+    started: list[subprocess.Popen[bytes]] = []
+    popen = subprocess.Popen
+
+    def starts(*words: Any, **options: Any) -> subprocess.Popen[bytes]:
+        started.append(popen(*words, **options))
+        return started[-1]
+
+    def fails(_: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(subprocess, "Popen", starts)
+    monkeypatch.setattr(threading.Thread, "start", fails)
+    with pytest.raises(SlurmUnreachable, match="cannot be started now: can't start new thread"):
+        SrunStep(["sh", "-c", "exec sleep 600"], os.environ, lambda: None)
+    assert [process.returncode for process in started] == [-signal.SIGKILL]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import errno
 import fcntl
 import os
 import signal
@@ -15,7 +16,7 @@ from typing import NamedTuple
 import msgspec
 
 from slurm_resilience.clock import Clock, SystemClock
-from slurm_resilience.errors import MissingTool, SresError
+from slurm_resilience.errors import MissingTool, SlurmUnreachable, SresError
 from slurm_resilience.resume import report
 from slurm_resilience.resume.srun.job_log import JobLog
 from slurm_resilience.resume.srun.quiet_lines import QuietLines
@@ -33,6 +34,17 @@ from slurm_resilience.slurm.client import SlurmClient, StepInfo
 _libc = ctypes.CDLL(None)
 _PR_SET_PDEATHSIG = 1
 
+_PASSING = (
+    errno.EAGAIN,
+    errno.ENOMEM,
+    errno.EMFILE,
+    errno.ENFILE,
+    errno.ESTALE,
+    errno.EIO,
+    errno.ETIMEDOUT,
+)
+"""No srun can be started now: memory or the user's processes are used up, say, as the dead step's
+are still being ended, or the file system that srun lies on fails for a moment."""
 _READ_BYTES = 65536
 _PIPE_BYTES = 1 << 20
 OUTPUT_SECONDS = 1.0
@@ -133,7 +145,8 @@ class SrunStep:
             quiet: so often the user said --quiet: it prints all, which is left out on the way.
 
         Raises:
-            MissingTool: srun cannot be started.
+            SlurmUnreachable: srun cannot be started now.
+            MissingTool: it cannot be started at all.
         """
         self.name = name
         self.reports = reports or StepReports("")
@@ -174,35 +187,55 @@ class SrunStep:
         # it can.
         shared = not has_terminal and _same_file(1, 2)
         relayed = (1, 2) if self._relayed.numbers is not None and not shared else (2,)
-        pipes = {number: _pipe() for number in relayed}
-        sinks = {number: sink for number, (_, sink) in pipes.items()}
+        pipes: dict[int, tuple[int, int]] = {}
         try:
+            for number in relayed:
+                pipes[number] = _pipe()
             process = subprocess.Popen(
                 list(argv),
                 env=dict(environment),
                 stdin=stdin,
-                stdout=sinks.get(2 if shared else 1),
-                stderr=sinks.get(2),
+                stdout=_sink(pipes, 2 if shared else 1),
+                stderr=_sink(pipes, 2),
                 # As plain srun has them: `-o >(gzip >log.gz)` names one. Ours are closed by exec.
                 close_fds=False,
                 preexec_fn=in_child,
             )
         except OSError as error:
+            for source, _ in pipes.values():
+                os.close(source)
+            if error.errno in _PASSING:
+                raise SlurmUnreachable(f"{argv[0]} cannot be started now: {error}") from None
             raise MissingTool(f"{argv[0]} cannot be started: {error}") from None
         finally:
-            for sink in sinks.values():
+            for _, sink in pipes.values():
                 os.close(sink)
+        try:
+            self._start_threads(process, pipes)
+        except RuntimeError as error:  # no more threads, and its end would not be seen
+            process.kill()
+            process.wait()
+            raise SlurmUnreachable(f"{argv[0]} cannot be started now: {error}") from None
+        return process
+
+    def _start_threads(
+        self, process: subprocess.Popen[bytes], pipes: dict[int, tuple[int, int]]
+    ) -> None:
+        """Read srun's output, and wait for its end.
+
+        Raises:
+            RuntimeError: no thread can be started now.
+        """
         for number, (source, _) in pipes.items():
             relay = threading.Thread(
                 target=self._pass_on, args=(source, number), name="output", daemon=True
             )
-            self._relayed.threads.append(relay)
             relay.start()
+            self._relayed.threads.append(relay)
         self._waiter = threading.Thread(
             target=self._wait, args=(process,), name="srun", daemon=True
         )
         self._waiter.start()
-        return process
 
     @property
     def pid(self) -> int:
@@ -409,6 +442,10 @@ def _write(number: int, data: bytes) -> None:
     # Our own file may be closed; srun would not die of it either.
     with contextlib.suppress(OSError):
         report.write_all(number, memoryview(data))
+
+
+def _sink(pipes: Mapping[int, tuple[int, int]], number: int) -> int | None:
+    return pipes[number][1] if number in pipes else None
 
 
 def _pipe() -> tuple[int, int]:

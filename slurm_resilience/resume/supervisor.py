@@ -241,6 +241,7 @@ class Supervisor:
                 self._history.end(ending, cause.reason, self._fence.progress(), lost)
                 following = self._next(cause, noticed, number)
                 if following is None:
+                    self._say_held(cause, step)
                     self._keeps_history = self._may_come_back(cause, step)
                     self._say_summary()
                     return self._last_code(step)
@@ -692,7 +693,7 @@ class Supervisor:
     def _report_recovered(self, step: StepSet) -> None:
         """Report the recovery once tasks of the step run; not while it waits for its turn."""
         context = self._context
-        if self._starting is None or not step.is_complete:
+        if self._starting is None or not step.is_complete or step.ends_from_outside:
             return
         connected = True
         for part in step.parts:
@@ -742,6 +743,19 @@ class Supervisor:
         number = self._context.user_signals.ending()
         self._end_by(number)
         return 128 + number
+
+    def _say_held(self, cause: Cause, step: StepSet) -> None:
+        """Tell how a job starts again that Slurm requeues for a prolog: it holds that job."""
+        job, nodes = self._allocation.job, step.prolog_nodes
+        if cause.kind != "job_over" or not nodes:
+            return
+        text = f"the job's prolog failed on {fold(nodes)}, so Slurm drains it and ends the job"
+        if job.is_batch and job.requeue:
+            text += (
+                f"; it requeues and holds it: `scontrol release {job.id}` has it start again (not "
+                "needed where SchedulerParameters has nohold_on_prolog_fail)"
+            )
+        report.say(text)
 
     def _say_summary(self) -> None:
         goodput = None if self._keeps_history else self._history.goodput()

@@ -9,17 +9,20 @@ import signal
 import subprocess
 import threading
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from slurm_resilience.clock import SystemClock
 from slurm_resilience.errors import MissingTool, SlurmUnreachable
+from slurm_resilience.resume.decide.classify import Cause
 from slurm_resilience.resume.decide.task_ends import NodeBegan, TaskEnd
 from slurm_resilience.resume.srun.stderr_reader import SLACK_SECONDS, StderrReader
 from slurm_resilience.resume.srun.step import SrunStep, end_step
 from slurm_resilience.resume.srun.step_set import StepSet
 from slurm_resilience.resume.srun.task_reports import StepReports
+from slurm_resilience.resume.supervisor import Supervisor
 from slurm_resilience.resume.task_labels import TaskNumbers
 from slurm_resilience.slurm.client import StepInfo
 
@@ -515,3 +518,43 @@ def test_an_srun_is_ended_whose_end_no_thread_would_see(monkeypatch: pytest.Monk
     with pytest.raises(SlurmUnreachable, match="cannot be started now: can't start new thread"):
         SrunStep(["sh", "-c", "exec sleep 600"], os.environ, lambda: None)
     assert [process.returncode for process in started] == [-signal.SIGKILL]
+
+
+PROLOG = "srun: error: Task launch for StepId=8.1 failed on node n4: Job prolog failed"
+
+
+def test_a_node_whose_prolog_fails_is_given_up_and_the_step_does_not_run() -> None:
+    """Slurm shows that step for a while, and its srun has connections: it was told as recovered."""
+    step = run(PROLOG, "srun: error: Application launch failed: Job prolog failed")
+    assert step.failed_nodes == step.prolog_nodes == {"n4"}
+    assert StepSet(step).ends_from_outside
+    assert not step.ended_by_itself
+    other = run(PROLOG.replace("Job prolog failed", "Communication connection failure"))
+    assert (other.failed_nodes, other.ends_from_outside) == (frozenset(), True)
+    assert not run("train: error: Application launch failed").ends_from_outside
+
+
+@pytest.mark.parametrize(
+    ("requeue", "kind", "said"),
+    [
+        (
+            True,
+            "job_over",
+            "the job's prolog failed on n4, so Slurm drains it and ends the job; it",
+        ),
+        (True, "job_over", "`scontrol release 7` has it start again"),
+        (False, "job_over", "failed on n4, so Slurm drains it and ends the job\n"),
+        (True, "node", ""),
+    ],
+)
+def test_a_job_that_slurm_holds_for_a_prolog_is_told_of(
+    requeue: bool, kind: Any, said: str, capfd: pytest.CaptureFixture[str]
+) -> None:
+    job = SimpleNamespace(id=7, is_batch=True, requeue=requeue)
+    supervisor: Any = SimpleNamespace(_allocation=SimpleNamespace(job=job))
+    step = run(PROLOG)
+    capfd.readouterr()
+    Supervisor._say_held(supervisor, Cause(kind, "over"), StepSet(step))
+    told = capfd.readouterr().err
+    assert said in told
+    assert bool(said) == bool(told)

@@ -28,6 +28,9 @@ _CAUSE = rb"(?m)^srun: error: (?!\S+: tasks? [\d,-]+: )"
 # A node that Slurm gave up under a step that lives on, and tasks that ended badly.
 _NODE_FAILURE = rb"(?m)^srun: error: Node failure on (\S+)$"
 _TASK_ENDED = rb"(?m)^srun: error: (\S+): tasks? ([\d,-]+): ([^\n]*)$"
+# A node whose prolog failed as the step's tasks were to begin there. Slurm drains it, and ends or
+# requeues the job.
+_PROLOG_FAILED = rb"(?m)^srun: error: Task launch for \S+ failed on node (\S+): Job prolog failed$"
 # A task that never began. srun exits with 0 for it: it has no exit code.
 _NOT_LAUNCHED = rb"(?m)^srun: error: task \d+ launch failed: "
 # slurmctld is away, or has too much to do: srun has no step then, and no task has begun.
@@ -39,7 +42,8 @@ _UNANSWERED = (
 # srun itself ends a step whose task failed (--kill-on-bad-exit), or whose node it has lost touch
 # with, and Slurm words that the same.
 _SRUN_ENDS = rb"srun: (?:[^\n]*Terminating StepId=|error: Aborting, )"
-_ENDS = (b"CANCELLED AT", _ABORTED, _FORCED)
+_LAUNCH_FAILED = (b"srun: error: Task launch for ", b"srun: error: Application launch failed")
+_ENDS = (b"CANCELLED AT", _ABORTED, _FORCED, *_LAUNCH_FAILED)
 """Words on the end of a step, whatever its cause."""
 _BY_SLURM = (b"srun: ", b"CANCELLED AT")
 """One of these is in everything that is looked for."""
@@ -98,6 +102,8 @@ class StderrReader:
         self.timed_out_steps: frozenset[str] = frozenset()
         self.failed_nodes: frozenset[str] = frozenset()
         """Slurm gave these nodes up while the step ran."""
+        self.prolog_nodes: frozenset[str] = frozenset()
+        """The job's prolog failed on these."""
         self.ended_tasks: list[EndedTasks] = []
         self.ended_before_abort: int | None = None
         """So many of them came before srun told that its step was aborted; None: it did not."""
@@ -182,14 +188,17 @@ class StderrReader:
         if re.search(_UNANSWERED, lines):
             self.report |= SrunReport.UNANSWERED
         failures, ended = re.findall(_NODE_FAILURE, lines), re.findall(_TASK_ENDED, lines)
-        for nodes in failures:
+        prologs = re.findall(_PROLOG_FAILED, lines)
+        for nodes in prologs:
+            self.prolog_nodes |= frozenset(_expanded(nodes))
+        for nodes in (*failures, *prologs):
             self.failed_nodes |= frozenset(_expanded(nodes))
         for nodes, tasks, how in ended:
             numbers = tuple(int(name[1:]) for name in _expanded(b"t[" + tasks + b"]"))
             self.ended_tasks.append(
                 EndedTasks(_expanded(nodes), numbers, how.decode("utf-8", "replace"))
             )
-        return bool(failures or ended)
+        return bool(failures or prologs or ended)
 
 
 def code_of(how: str) -> int:

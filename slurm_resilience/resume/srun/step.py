@@ -281,8 +281,18 @@ class SrunStep:
     def ended_by_itself(self) -> bool:
         """Return whether srun has ended, and neither it nor Slurm told that anything but its tasks'
         own ends has ended the step: then it has told of each task that failed."""
-        from_outside = SrunReport.ENDED_FROM_OUTSIDE in self._stderr.report
-        return not (self.running or self.killed_by or self._by_us.killed_srun or from_outside)
+        ended_others = self.killed_by or self._by_us.killed_srun or self.ends_from_outside
+        return not (self.running or ended_others)
+
+    @property
+    def ends_from_outside(self) -> bool:
+        """Return whether Slurm, srun or a signal ends the step, or its tasks cannot be started."""
+        return SrunReport.ENDED_FROM_OUTSIDE in self._stderr.report
+
+    @property
+    def prolog_nodes(self) -> frozenset[str]:
+        """Return the nodes on which the job's prolog failed as the step was to begin there."""
+        return self._stderr.prolog_nodes
 
     @property
     def ended_tasks(self) -> list[EndedTasks]:

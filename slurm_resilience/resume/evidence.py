@@ -88,6 +88,7 @@ def gather_evidence(
         trained=end.late_code != 0,
         ends=_failed_once(context, ends),
         timed_out=(cancelled_part or step).timed_out,
+        only_told=cancelled_part is not None and cancelled_part.only_signalled,
         log=step.log.explain() if end.code != 0 and end.hang is None else None,
         ended_at=_ended_at(context, step),
         nodes=nodes,

@@ -43,6 +43,9 @@ class StepFacts(msgspec.Struct, frozen=True, kw_only=True):
     observed: ObservedSteps = NO_STEPS
     unanswered: bool = False
     """slurmctld did not answer srun, so that no task has begun."""
+    only_told: bool = False
+    """Slurm told the tasks of a cancelled step to end, and has not ended the step: so it begins to
+    preempt a job that has a GraceTime."""
 
 
 class Ending(StepFacts, frozen=True):
@@ -146,7 +149,10 @@ def classify(ending: Ending) -> Cause:
         if ending.timed_out:
             limit = "the step reached its time limit (srun --time)"
             return Cause("user", limit, category=Category.TIME_LIMIT)
-        return Cause("user", "the step was cancelled", category=Category.USER)
+        text = "the step was cancelled"
+        if ending.only_told:
+            text += " (by a person, or by Slurm as it begins to preempt the job: GraceTime)"
+        return Cause("user", text, category=Category.USER)
     if ending.faulty:
         names = tuple(sorted(ending.faulty))
         return Cause("node", _faults(ending), names, Category.HARDWARE)

@@ -693,7 +693,7 @@ class Supervisor:
     def _report_recovered(self, step: StepSet) -> None:
         """Report the recovery once tasks of the step run; not while it waits for its turn."""
         context = self._context
-        if self._starting is None or not step.is_complete or step.ends_from_outside:
+        if self._starting is None or not step.is_complete:
             return
         connected = True
         for part in step.parts:
@@ -705,6 +705,8 @@ class Supervisor:
             connected &= self._host_calls.connections(part) >= len(info.nodes)
         now = context.clock.monotonic()
         self._shown_since = self._shown_since or now
+        if step.ends_from_outside:
+            return  # it may have been told to end while Slurm was asked
         if connected or now - self._shown_since >= START_SECONDS:
             self._say_recovered(self._starting)
             self._starting = None

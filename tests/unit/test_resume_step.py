@@ -558,3 +558,26 @@ def test_a_job_that_slurm_holds_for_a_prolog_is_told_of(
     told = capfd.readouterr().err
     assert said in told
     assert bool(said) == bool(told)
+
+
+@pytest.mark.parametrize("ends", [False, True])
+def test_a_step_that_ends_while_slurm_is_asked_for_it_is_not_told_as_recovered(ends: bool) -> None:
+    part: Any = SimpleNamespace(job=7, pid=100, ends_from_outside=False)
+
+    def steps(job: int) -> tuple[StepInfo, ...]:
+        part.ends_from_outside = ends
+        return (StepInfo(job, "1", ("n1", "n2"), "n1", 100, 2),)
+
+    said: list[str] = []
+    supervisor: Any = SimpleNamespace(
+        _starting="attempt 2",
+        _context=SimpleNamespace(
+            client=SimpleNamespace(steps=steps), host="n1", clock=SystemClock()
+        ),
+        _allocation=SimpleNamespace(id=7),
+        _host_calls=SimpleNamespace(connections=lambda _: 2),
+        _shown_since=0.0,
+        _say_recovered=said.append,
+    )
+    Supervisor._report_recovered(supervisor, StepSet(part))
+    assert said == ([] if ends else ["attempt 2"])

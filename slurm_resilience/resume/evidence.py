@@ -96,11 +96,12 @@ def gather_evidence(
         hang=end.hang.reason if end.hang is not None else "",
         observed=observed,
         unanswered=_is_unanswered(end),
+        threadless=_is_unanswered(end) and not end.step.had_threads,
     )
 
 
 def _is_unanswered(end: StepEnd) -> bool:
-    return end.code != 0 and not end.step.was_answered
+    return end.code != 0 and not (end.step.was_answered and end.step.had_threads)
 
 
 def _ended_at(context: SupervisorContext, step: SrunStep) -> float:

@@ -100,6 +100,7 @@ def gathered(
         timed_out=False,
         ended_tasks=[],
         was_answered=more.pop("was_answered", True),
+        had_threads=more.pop("had_threads", True),
         reports=reports,
         log=SimpleNamespace(explain=lambda: None),
     )
@@ -134,6 +135,13 @@ def test_an_srun_that_slurmctld_did_not_answer_has_not_failed(slurm: FakeSlurm) 
     assert (cause.kind, cause.category) == ("program", Category.TRANSIENT)
     assert cause.reason == "slurmctld did not answer srun for 9 s, which began no task"
     assert ending(slurm, allocated(slurm), "SIGTERM", 1, was_answered=False).kind == "user"
+
+
+def test_an_srun_that_got_no_thread_has_not_failed(slurm: FakeSlurm) -> None:
+    """It was called a bug of the program: what an attempt left on the node was just being ended."""
+    cause = ending(slurm, allocated(slurm), "", 1, had_threads=False)
+    assert (cause.kind, cause.category) == ("program", Category.TRANSIENT)
+    assert cause.reason == "srun could start no thread (ulimit -u, or memory), and began no task"
 
 
 def test_a_users_sigterm_is_the_users(slurm: FakeSlurm) -> None:

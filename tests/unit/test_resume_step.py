@@ -581,3 +581,15 @@ def test_a_step_that_ends_while_slurm_is_asked_for_it_is_not_told_as_recovered(e
     )
     Supervisor._report_recovered(supervisor, StepSet(part))
     assert said == ([] if ends else ["attempt 2"])
+
+
+NO_THREAD = "pthread_create error Resource temporarily unavailable"
+
+
+def test_an_srun_that_gets_no_thread() -> None:
+    line = f"srun: fatal: _msg_thr_create: {NO_THREAD}"
+    assert not run(line).had_threads
+    assert run(f"train: fatal: x: {NO_THREAD}").had_threads
+    reports = StepReports("")
+    reports.take(NodeBegan(0, 0, "n1"))
+    assert run(line, reports=reports).had_threads, "a task's own srun got none"

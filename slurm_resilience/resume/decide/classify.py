@@ -42,7 +42,9 @@ class StepFacts(msgspec.Struct, frozen=True, kw_only=True):
     """The reason for which the supervisor ended it; empty: it did not hang."""
     observed: ObservedSteps = NO_STEPS
     unanswered: bool = False
-    """slurmctld did not answer srun, so that no task has begun."""
+    """slurmctld did not answer srun, or srun could start no thread, so that no task has begun."""
+    threadless: bool = False
+    """It was the latter."""
     only_told: bool = False
     """Slurm told the tasks of a cancelled step to end, and has not ended the step: so it begins to
     preempt a job that has a GraceTime."""
@@ -158,6 +160,8 @@ def classify(ending: Ending) -> Cause:
         return Cause("node", _faults(ending), names, Category.HARDWARE)
     if ending.unanswered:
         text = f"slurmctld did not answer srun for {ending.ran_for:.0f} s, which began no task"
+        if ending.threadless:
+            text = "srun could start no thread (ulimit -u, or memory), and began no task"
         return Cause("program", text, category=Category.TRANSIENT)
     if ending.hang:
         # Nothing of the tasks' ends tells more: they were ended for it.

@@ -39,6 +39,8 @@ _UNANSWERED = (
     rb"(?:Unable to contact slurm controller|Socket timed out on send/recv operation"
     rb"|Zero Bytes were transmitted or received|Slurm backup controller in standby mode)"
 )
+# The user's processes are used up (ulimit -u), or this machine's memory: srun gives up then.
+_NO_THREAD = rb"(?m)^srun: fatal: \w+: pthread_create error "
 # srun itself ends a step whose task failed (--kill-on-bad-exit), or whose node it has lost touch
 # with, and Slurm words that the same.
 _SRUN_ENDS = rb"srun: (?:[^\n]*Terminating StepId=|error: Aborting, )"
@@ -79,6 +81,8 @@ class SrunReport(Flag):
     """srun: a task could not be started, of this step or of one that a task of it ran."""
     UNANSWERED = auto()
     """srun: slurmctld did not answer it, so that it has no step, or a task's own srun has none."""
+    NO_THREAD = auto()
+    """srun, or a task's own one: it could start no thread, and has given up."""
     CAUSE = auto()
     """srun: an error of its own, which explains the end."""
     ENDED_BY_SRUN = auto()
@@ -187,6 +191,8 @@ class StderrReader:
             self.report |= SrunReport.NOT_LAUNCHED
         if re.search(_UNANSWERED, lines):
             self.report |= SrunReport.UNANSWERED
+        if re.search(_NO_THREAD, lines):
+            self.report |= SrunReport.NO_THREAD
         failures, ended = re.findall(_NODE_FAILURE, lines), re.findall(_TASK_ENDED, lines)
         prologs = re.findall(_PROLOG_FAILED, lines)
         for nodes in prologs:

@@ -321,8 +321,16 @@ class SrunStep:
     @property
     def was_answered(self) -> bool:
         """Return whether slurmctld has answered srun; else it has ended without a step."""
-        began = self.reports.step is not None or self.ended_tasks
-        return bool(began) or SrunReport.UNANSWERED not in self._stderr.report
+        return self._has_begun or SrunReport.UNANSWERED not in self._stderr.report
+
+    @property
+    def had_threads(self) -> bool:
+        """Return whether srun could start its threads; else it has ended without a task."""
+        return self._has_begun or SrunReport.NO_THREAD not in self._stderr.report
+
+    @property
+    def _has_begun(self) -> bool:
+        return self.reports.step is not None or bool(self.ended_tasks)
 
     @property
     def aborted(self) -> bool:

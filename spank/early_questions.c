@@ -133,7 +133,7 @@ static void ask(const char *directory, char **environment)
 	pid_t pids[MOST_COMMANDS], pid;
 	struct ended end;
 
-	/* Of a child whose parent ignores this signal nobody gets the exit code. */
+	/* The kernel keeps no exit code of a child whose parent ignores this signal. */
 	signal(SIGCHLD, SIG_DFL);
 	signal(SIGPIPE, SIG_IGN);
 	for (size_t i = 0; i < asked; i++)
@@ -216,7 +216,7 @@ void early_questions_start(const char *srun)
 	close(ends[1]);
 	if (asker < 0)
 		return;
-	/* In both, so that it has its group whoever is the first: by that it is ended, with all commands. */
+	/* Here and in the asker: the group, by which all commands can be ended, is there for both from now on. */
 	setpgid(asker, asker);
 	tell(asker, directory);
 }

@@ -73,6 +73,23 @@ def read_file(path: Path, most_bytes: int) -> bytes:
         return file.read(most_bytes)
 
 
+def write_file(path: Path, data: bytes) -> None:
+    """Write a file in a folder that others may reach (``chmod -R 777`` of a project), in place of
+    whatever has its name: a link is not followed, and a pipe is not waited for.
+
+    Raises:
+        OSError: it cannot be written.
+    """
+    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+    try:
+        number = os.open(path, flags, 0o666)
+    except FileExistsError:
+        path.unlink()
+        number = os.open(path, flags, 0o666)
+    with os.fdopen(number, "wb") as file:
+        file.write(data)
+
+
 def read_token(path: Path) -> str:
     """Return the word in a file; what is no text is no word of ours either.
 
@@ -110,7 +127,7 @@ def report(step: int, **details: object) -> None:
 
     text = json.dumps({"step": int(step), "token": token()} | details, default=str)
     with contextlib.suppress(OSError):
-        own.write_text(text, encoding="utf-8")
+        write_file(own, text.encode())
         own.replace(Path(directory) / PROGRESS)
 
 

@@ -64,7 +64,8 @@ class SupervisorContext(msgspec.Struct, frozen=True):
             numbers: of its tasks among all, where srun labels their lines.
 
         Raises:
-            MissingTool: srun cannot be started.
+            SlurmUnreachable: srun cannot be started now.
+            MissingTool: it cannot be started at all.
         """
         return self.host_calls.start_srun(
             argv,

@@ -88,6 +88,7 @@ def gather_evidence(
         trained=end.late_code != 0,
         ends=_failed_once(context, ends),
         timed_out=(cancelled_part or step).timed_out,
+        only_told=cancelled_part is not None and cancelled_part.only_signalled,
         log=step.log.explain() if end.code != 0 and end.hang is None else None,
         ended_at=_ended_at(context, step),
         nodes=nodes,
@@ -96,11 +97,12 @@ def gather_evidence(
         observed=observed,
         unanswered=_is_unanswered(end),
         not_launched=_not_launched(end),
+        threadless=_is_unanswered(end) and not end.step.had_threads,
     )
 
 
 def _is_unanswered(end: StepEnd) -> bool:
-    return end.code != 0 and not end.step.was_answered
+    return end.code != 0 and not (end.step.was_answered and end.step.had_threads)
 
 
 def _not_launched(end: StepEnd) -> dict[str, str]:

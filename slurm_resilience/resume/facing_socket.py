@@ -27,7 +27,7 @@ def open_facing(
         name: of that thread.
 
     Raises:
-        OSError: the address is not known, or no port is free.
+        OSError: the address is not known, no port is free, or no thread can be started.
     """
     # As bytes: for text Python loads its tables of foreign scripts, and the step waits.
     found = socket.getaddrinfo(node_address.encode(), 1, type=socket.SOCK_DGRAM)
@@ -43,7 +43,11 @@ def open_facing(
     except OSError:
         listening.close()
         raise
-    threading.Thread(target=receive, args=(listening,), name=name, daemon=True).start()
+    try:
+        threading.Thread(target=receive, args=(listening,), name=name, daemon=True).start()
+    except RuntimeError as error:
+        listening.close()
+        raise OSError(str(error)) from None
     return listening
 
 

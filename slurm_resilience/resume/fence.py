@@ -272,7 +272,7 @@ def raise_fence(directory: str, token: str) -> str:
     new = path.with_suffix(".new")
     try:
         _make(path.parent)
-        new.write_text(token + "\n", encoding="utf-8")
+        attempt.write_file(new, f"{token}\n".encode())
         new.replace(path)
     except OSError as error:
         for old in (new, path):
@@ -296,7 +296,7 @@ def exclude_node(directory: str, node: str, step: int) -> None:
         with contextlib.suppress(OSError):
             path.parent.mkdir(mode=0o700, exist_ok=True)
             new = path.with_name(f".{node}.new")
-            new.write_text(f"{step}\n", encoding="utf-8")
+            attempt.write_file(new, f"{step}\n".encode())
             new.replace(path)
 
 

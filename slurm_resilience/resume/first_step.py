@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import subprocess
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import msgspec
 
-from slurm_resilience.errors import SresError
+from slurm_resilience.errors import SlurmUnreachable, SresError
 from slurm_resilience.resume.allocation.companion_world import (
     WorldPart,
     companion_variables,
@@ -17,6 +17,7 @@ from slurm_resilience.resume.allocation.companion_world import (
     world_parts,
     world_variables,
 )
+from slurm_resilience.resume.allocation.slurmctld_wait import ask_patiently
 from slurm_resilience.resume.context import SupervisorContext
 from slurm_resilience.resume.live_step.living_program import living_command
 from slurm_resilience.resume.progress.step_report import VARIABLE as STEPS_VARIABLE
@@ -102,7 +103,8 @@ def start_first_step(
         again: this supervisor has started one before.
 
     Raises:
-        MissingTool: srun cannot be started.
+        SlurmUnreachable: srun could not be started for `resume.slurmctld_wait` seconds.
+        MissingTool: it cannot be started at all.
     """
     attempt, addresses, parts = planned.attempt, planned.addresses, planned.parts
     command, own = context.command, dict(context.environment)
@@ -137,23 +139,49 @@ def start_first_step(
         reports.target,
     )
     signals = context.user_signals
-    with signals.starting, context.standard_input.attempt() as stdin:
-        if context.allocation.user_stop.is_set():
+
+    def start() -> SrunStep | None:
+        with signals.starting, context.standard_input.attempt() as stdin:
+            if context.allocation.user_stop.is_set():
+                return None
+            step = context.host_calls.start_srun(
+                argv,
+                environment,
+                context.wake.set,
+                has_terminal=command.has("pty"),
+                on_news=context.wake.set if lives else lambda: None,
+                clock=context.clock,
+                stdin=stdin,
+                name=f"{attempt.job}.",
+                reports=reports,
+                quiet=context.quiet,
+            )
+            signals.steps = [step]
+        return step
+
+    return _start_patiently(context, start)
+
+
+def _start_patiently(
+    context: SupervisorContext, start: Callable[[], SrunStep | None]
+) -> SrunStep | None:
+    """Start an srun as soon as this machine starts programs again; None: the user ended this.
+
+    Memory or the user's processes may be used up for a moment, as what the last attempt left on
+    this node is still being ended.
+
+    Raises:
+        SlurmUnreachable: it did not for `resume.slurmctld_wait` seconds.
+        MissingTool: srun cannot be started at all.
+    """
+    allocation = context.allocation
+    stop = allocation.user_stop
+    try:
+        return ask_patiently(start, allocation.patience, context.clock, stop, "waiting for srun")
+    except SlurmUnreachable:
+        if stop.is_set():
             return None
-        step = context.host_calls.start_srun(
-            argv,
-            environment,
-            context.wake.set,
-            has_terminal=command.has("pty"),
-            on_news=context.wake.set if lives else lambda: None,
-            clock=context.clock,
-            stdin=stdin,
-            name=f"{attempt.job}.",
-            reports=reports,
-            quiet=context.quiet,
-        )
-        signals.steps = [step]
-    return step
+        raise
 
 
 def start_companion_step(
@@ -166,6 +194,10 @@ def start_companion_step(
         planned: the attempt, with the main job's step as Slurm shows it.
         part: of its world.
         main: the srun in the job itself.
+
+    Raises:
+        SlurmUnreachable: srun could not be started for `resume.slurmctld_wait` seconds.
+        MissingTool: it cannot be started at all.
     """
     attempt = planned.attempt
     command, own = context.launch.on_fewer(
@@ -186,24 +218,28 @@ def start_companion_step(
         reports.target,
     )
     signals = context.user_signals
-    with signals.starting:
-        if context.allocation.user_stop.is_set() or not main.running:
-            return None
-        step = context.host_calls.start_srun(
-            argv,
-            environment,
-            context.wake.set,
-            on_news=context.wake.set,
-            clock=context.clock,
-            # The main job's srun reads what there is to be read.
-            stdin=subprocess.DEVNULL,
-            name=f"{part.job}.",
-            reports=reports,
-            numbers=part_numbers(context.command, context.environment, attempt, part),
-            quiet=context.quiet,
-        )
-        signals.steps.append(step)
-    return step
+
+    def start() -> SrunStep | None:
+        with signals.starting:
+            if context.allocation.user_stop.is_set() or not main.running:
+                return None
+            step = context.host_calls.start_srun(
+                argv,
+                environment,
+                context.wake.set,
+                on_news=context.wake.set,
+                clock=context.clock,
+                # The main job's srun reads what there is to be read.
+                stdin=subprocess.DEVNULL,
+                name=f"{part.job}.",
+                reports=reports,
+                numbers=part_numbers(context.command, context.environment, attempt, part),
+                quiet=context.quiet,
+            )
+            signals.steps.append(step)
+        return step
+
+    return _start_patiently(context, start)
 
 
 def _expect_reports(

@@ -18,6 +18,7 @@ import msgspec
 
 from slurm_resilience.clock import Clock
 from slurm_resilience.resume import report
+from slurm_resilience.resume.attempt import write_file
 from slurm_resilience.resume.decide.classify import Ending, classify
 from slurm_resilience.resume.decide.goodput import Goodput, SpentAttempt, add_up
 from slurm_resilience.resume.decide.signatures import Category
@@ -233,7 +234,7 @@ class AttemptHistory:
             return
         new = self._path.with_suffix(".new")
         try:
-            new.write_bytes(msgspec.json.encode(self.attempts))
+            write_file(new, msgspec.json.encode(self.attempts))
             new.replace(self._path)
         except OSError as error:
             with contextlib.suppress(OSError):

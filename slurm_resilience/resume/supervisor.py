@@ -241,6 +241,7 @@ class Supervisor:
                 self._history.end(ending, cause.reason, self._fence.progress(), lost)
                 following = self._next(cause, noticed, number)
                 if following is None:
+                    self._say_held(cause, step)
                     self._keeps_history = self._may_come_back(cause, step)
                     self._say_summary()
                     return self._last_code(step)
@@ -704,6 +705,8 @@ class Supervisor:
             connected &= self._host_calls.connections(part) >= len(info.nodes)
         now = context.clock.monotonic()
         self._shown_since = self._shown_since or now
+        if step.ends_from_outside:
+            return  # it may have been told to end while Slurm was asked
         if connected or now - self._shown_since >= START_SECONDS:
             self._say_recovered(self._starting)
             self._starting = None
@@ -742,6 +745,19 @@ class Supervisor:
         number = self._context.user_signals.ending()
         self._end_by(number)
         return 128 + number
+
+    def _say_held(self, cause: Cause, step: StepSet) -> None:
+        """Tell how a job starts again that Slurm requeues for a prolog: it holds that job."""
+        job, nodes = self._allocation.job, step.prolog_nodes
+        if cause.kind != "job_over" or not nodes:
+            return
+        text = f"the job's prolog failed on {fold(nodes)}, so Slurm drains it and ends the job"
+        if job.is_batch and job.requeue:
+            text += (
+                f"; it requeues and holds it: `scontrol release {job.id}` has it start again (not "
+                "needed where SchedulerParameters has nohold_on_prolog_fail)"
+            )
+        report.say(text)
 
     def _say_summary(self) -> None:
         goodput = None if self._keeps_history else self._history.goodput()

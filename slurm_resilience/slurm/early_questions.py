@@ -1,4 +1,4 @@
-"""What Slurm was asked before Python was there: the plugin's questions about a flagged srun.
+"""The plugin's questions to Slurm about a flagged srun, asked before Python is there.
 
 spank/early_questions.c has a process start the commands, and tells of them in `$SRES_EARLY`. That
 srun becomes the supervisor, which has their answers when it is loaded.
@@ -20,8 +20,8 @@ from slurm_resilience.clock import SYSTEM_CLOCK
 VARIABLE = "SRES_EARLY"
 _NEXT_COMMAND = "\x1e"
 _NEXT_WORD = "\x1f"
-_NUMBER = 4
-"""Bytes of a number in what is told of a command's end: its place in the list, and its status."""
+NUMBER_BYTES = 4
+"""Of a number in what is told of a command's end: its place in the list, and its status."""
 
 
 class Printed(NamedTuple):
@@ -105,7 +105,7 @@ class EarlyQuestions:
             _close(command.output, command.errors)
 
     def _wait(self, place: int, deadline: float) -> int | None:
-        """Return a command's status, once it has ended; None: nobody will tell of its end.
+        """Return a command's status, once it has ended; None: its end is not told.
 
         Raises:
             TimeoutError: it has not ended by then.
@@ -116,15 +116,15 @@ class EarlyQuestions:
             left = max(0.0, deadline - SYSTEM_CLOCK.monotonic())
             if not poll.poll(left * 1000):
                 raise TimeoutError
-            told = os.read(self._ends, 2 * _NUMBER)
-            if len(told) < 2 * _NUMBER:
+            told = os.read(self._ends, 2 * NUMBER_BYTES)
+            if len(told) < 2 * NUMBER_BYTES:
                 return None
-            ended = int.from_bytes(told[:_NUMBER], sys.byteorder)
-            self._statuses[ended] = int.from_bytes(told[_NUMBER:], sys.byteorder)
+            ended = int.from_bytes(told[:NUMBER_BYTES], sys.byteorder)
+            self._statuses[ended] = int.from_bytes(told[NUMBER_BYTES:], sys.byteorder)
         return self._statuses[place]
 
     def close(self) -> None:
-        """End those that still run. What nobody has taken is gone."""
+        """End those that still run, and let go of what they printed."""
         for command in self._commands.values():
             _close(command.output, command.errors)
         self._commands.clear()

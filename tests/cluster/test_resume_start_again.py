@@ -7,6 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from beside import FLAG, Site, WaitFor, allocate
+from jobs import Job
 
 from slurm_resilience.lab import Lab, LabSpec
 
@@ -132,3 +133,33 @@ def test_a_job_is_requeued_by_its_supervisor_once_slurmctld_is_back(
     lab.start_daemon("slurmctld")
     shown = ["squeue", "--noheader", f"--jobs={job}", "--format=%T"]
     wait_for(lambda: lab.run(shown).stdout.strip() == "PENDING", 60, log)
+
+
+def test_a_job_that_is_held_for_the_prolog_of_its_new_node_tells_so(
+    fresh_lab: Callable[[LabSpec], Lab], built_plugin: Path, tmp_path: Path, wait_for: WaitFor
+) -> None:
+    """The spare's prolog runs as the step starts there, and Slurm requeues the job for it."""
+    prolog = tmp_path / "prolog"
+    prolog.write_text('#!/bin/sh\n[ "$SLURMD_NODENAME" != n4 ]\n')
+    prolog.chmod(0o755)
+    slurm = {"Prolog": str(prolog), "KillWait": "5"}
+    lab = fresh_lab(LabSpec(nodes=4, network=True, plugin=built_plugin, options=slurm))
+    job = Job(lab, tmp_path, srun="srun --auto-resume=1 --auto-resume-spares=1")
+    wait_for(lambda: job.running_on(1, 3), 30, job)
+    lab.power_off("n3")
+    wait_for(lambda: "failed on n4, so Slurm drains it" in job.log(), 60, job)
+    assert f"`scontrol release {job.id}` has it start again" in job.log()
+    assert "recovered: attempt 2" not in job.log()
+    wait_for(lambda: job.state() == "PENDING", 30, job)
+    prolog.write_text("#!/bin/sh\n")
+    lab.run(["scontrol", "update", "node=n4", "state=resume"], check=True)
+    wait_for(lambda: lab.node_states()["n4"] == "IDLE", 30, "n4 is in service")
+    lab.run(["scontrol", "release", str(job.id)], check=True)
+    # Slurm lets a requeued job wait for two minutes.
+    wait_for(lambda: job.state() == "PENDING", 30, job)
+    lab.run(["scontrol", "update", f"jobid={job.id}", "StartTime=now"], check=True)
+    again = wait_for(lambda: [t for t in job.tasks() if t["restarts"] == 1], 60, job)
+    assert again[0]["attempt"] == 3
+    assert "n4: Slurm gave the node up" in job.log()
+    job.let_end()
+    wait_for(lambda: "srun ended with 0" in job.ended(), 30, job)

@@ -98,10 +98,12 @@ def gathered(
         ended_at=SYSTEM_CLOCK.monotonic() - 100.0,
         told_end=ToldEnd(cancelled, aborted),
         failed_nodes=frozenset(more.pop("failed_nodes", ())),
+        only_signalled=more.pop("only_signalled", False),
         timed_out=False,
         ended_tasks=[],
         was_answered=more.pop("was_answered", True),
         failed_launches=dict.fromkeys(more.pop("failed_launches", ()), "Connection failure"),
+        had_threads=more.pop("had_threads", True),
         reports=reports,
         log=SimpleNamespace(explain=lambda: None),
     )
@@ -153,8 +155,23 @@ def test_an_srun_that_could_not_reach_a_node_has_not_failed(
     assert cause.reason == f"srun could start no task on {listed}: Connection failure"
 
 
+def test_an_srun_that_got_no_thread_has_not_failed(slurm: FakeSlurm) -> None:
+    """It was called a bug of the program: what an attempt left on the node was just being ended."""
+    cause = ending(slurm, allocated(slurm), "", 1, had_threads=False)
+    assert (cause.kind, cause.category) == ("program", Category.TRANSIENT)
+    assert cause.reason == "srun could start no thread (ulimit -u, or memory), and began no task"
+
+
 def test_a_users_sigterm_is_the_users(slurm: FakeSlurm) -> None:
     assert cause(slurm, allocated(slurm), "SIGTERM").kind == "user"
+
+
+def test_who_may_only_have_told_the_tasks_to_end_is_named(slurm: FakeSlurm) -> None:
+    """A job in its GraceTime looks like a step that a person has signalled."""
+    told = ending(slurm, allocated(slurm), "", 143, cancelled=True, only_signalled=True)
+    ended = ending(slurm, allocated(slurm), "", 137, cancelled=True)
+    assert told.kind == ended.kind == "user"
+    assert ("preempt" in told.reason, "preempt" in ended.reason) == (True, False)
 
 
 @pytest.mark.parametrize("signal", ["SIGTERM", "SIGHUP"])
@@ -235,7 +252,7 @@ def test_a_task_that_fails_for_want_of_the_cancelled_ones_is_no_fault(slurm: Fak
 def test_srun_s_word_counts_once_others_are_killed_after_it(slurm: FakeSlurm) -> None:
     """A task failed long ago, and the others waited for it until a person cancelled them."""
     for told, kind in ((ToldEnd(False, True, 1), "user"), (ToldEnd(False, True), "program")):
-        step: Any = SimpleNamespace(job=0, told_end=told, timed_out=False)
+        step: Any = SimpleNamespace(job=0, told_end=told, timed_out=False, only_signalled=False)
         found = ending(slurm, allocated(slurm), "", 137, ends=(EXIT,), parts=(step,))
         assert found.kind == kind
 
@@ -260,7 +277,7 @@ def test_a_failure_in_one_part_hides_no_cancel_of_another(
     """slurmstepd's own line is lost with the first node of the part."""
     job, silent = allocated(slurm), ToldEnd(False, False)
     ended = [EndedTasks(("n1",), (0,), how) for how in told]
-    words: dict[str, Any] = {"job": 0, "timed_out": False}
+    words: dict[str, Any] = {"job": 0, "timed_out": False, "only_signalled": False}
     main: Any = SimpleNamespace(
         told_end=ToldEnd(False, True), code=code, ended_tasks=ended, **words
     )
@@ -290,7 +307,9 @@ def test_a_person_who_cancels_as_a_node_dies_wins(
 def test_the_end_of_a_companion_hides_no_word_on_another_part(slurm: FakeSlurm) -> None:
     """Slurm words it as a person's cancel, and its own line on the main step may be lost."""
     companion = slurm.submit(1)
-    main: Any = SimpleNamespace(job=0, told_end=ToldEnd(False, True), timed_out=False)
+    main: Any = SimpleNamespace(
+        job=0, told_end=ToldEnd(False, True), timed_out=False, only_signalled=False
+    )
     other: Any = SimpleNamespace(
         job=companion,
         told_end=ToldEnd(True, False),

@@ -323,6 +323,41 @@ def test_a_pipe_in_place_of_the_fence_is_not_waited_for(
     assert attempt.is_current()
 
 
+@pytest.mark.parametrize("planted", ["pipe", "link"])
+def test_what_others_plant_is_neither_written_to_nor_waited_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, planted: str
+) -> None:
+    """Other users can, once a project's folders are open to all: a link had the user's own file
+    overwritten."""
+    directory = Path(fence.open_directory(tmp_path, 12, 99))
+    as_task(monkeypatch, str(directory), "12.0.1")
+    folder, name = directory.parent, f"job-12-{0:08x}-99"
+    drafts = [
+        (directory / attempt.FENCE).with_suffix(".new"),
+        directory / f"{attempt.PROGRESS}.{os.getpid()}",
+        directory / attempt.LEFT / ".n1.new",
+        folder / f"{name}.new",
+    ]
+    (directory / attempt.LEFT).mkdir()
+    key = tmp_path / "key"
+    key.write_text("the user's own\n")
+    for path in drafts:
+        if planted == "pipe":
+            plant_pipe(path)
+        else:
+            path.symlink_to(key)
+    assert within_seconds(lambda: fence.raise_fence(str(directory), "12.0.1")) == ""
+    within_seconds(lambda: attempt.report(7))
+    within_seconds(lambda: fence.exclude_node(str(directory), "n1", 2))
+    own = AttemptHistory(folder, 12, 0, [], 99)
+    within_seconds(lambda: own.start(1, ("n1",), 5.0))
+    assert key.read_text() == "the user's own\n"
+    assert fence.holds(str(directory), "12.0.1")
+    assert attempt.read_progress(str(directory)) == 7
+    assert (directory / attempt.LEFT / "n1").read_text() == "2\n"
+    assert (folder / f"{name}.history").is_file()
+
+
 def test_a_disk_that_was_full_costs_the_fence_of_one_attempt(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -2,13 +2,30 @@
 
 from __future__ import annotations
 
-import pytest
+import errno
+import os
+from pathlib import Path
+from typing import Any
 
-from slurm_resilience.resume.first_step import placed, waits_for_the_dead, with_as_many_tasks
+import pytest
+from fake_slurm import FakeSlurm
+from minutes_pass import MinutesPass
+
+from slurm_resilience.config import Config
+from slurm_resilience.errors import SlurmUnreachable
+from slurm_resilience.resume.first_step import (
+    placed,
+    plan_attempt,
+    start_first_step,
+    waits_for_the_dead,
+    with_as_many_tasks,
+)
 from slurm_resilience.resume.srun.environment import Attempt
 from slurm_resilience.resume.srun.srun_options import BUILTIN, split
 from slurm_resilience.resume.srun.stderr_reader import EndedTasks
 from slurm_resilience.resume.srun.step import no_living_task
+from slurm_resilience.resume.supervisor import Supervisor
+from slurm_resilience.resume.supervisor_link import SupervisorLink
 from slurm_resilience.slurm.client import StepInfo
 
 OWN = StepInfo(1, "0", ("n1", "n2"), "n1", 100, 4)
@@ -105,3 +122,66 @@ def test_a_further_attempt_has_as_many_tasks(
     command = with_as_many_tasks(split([*line.split(), "train"], BUILTIN), environment, attempt)
     given = [word for word in command.argv if word.startswith(("--ntasks=", "-n"))]
     assert given == added
+
+
+FULL = f"srun cannot be started now: {os.strerror(errno.EAGAIN)}"
+
+
+class FullMachine:
+    """A machine on which so many tries to start an srun fail."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, folder: Path, tries: int) -> None:
+        monkeypatch.chdir(folder)
+        self._left, self.clock = tries, MinutesPass()
+        slurm = FakeSlurm(2)
+        self.supervisor = Supervisor(
+            Config(),
+            slurm,
+            SupervisorLink(("localhost",), 1, 1, "", frozenset({0})),
+            "/usr/bin/srun",
+            split(["-N2", "train"], BUILTIN),
+            slurm.job(slurm.submit(2)),
+            has_plugin=False,
+            permits_expansion=True,
+            environment={"SLURM_NNODES": "2"},
+            clock=self.clock,
+        )
+        self.context = self.supervisor._context
+        self.context.host_calls.start_srun = self._srun
+
+    def _srun(self, *_: object, **__: object) -> Any:
+        self._left -= 1
+        if self._left >= 0:
+            raise SlurmUnreachable(FULL)
+        return "srun"
+
+    def start(self) -> Any:
+        planned = plan_attempt(self.context, 2, 0, ("n1", "n2"), "")
+        return start_first_step(self.context, planned, lives=False, again=True)
+
+
+def test_an_srun_is_started_once_the_machine_starts_programs_again(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """It had ended the job: what an attempt leaves on this node is just being ended."""
+    full = FullMachine(monkeypatch, tmp_path, tries=5)
+    assert full.start() == "srun"
+    assert list(map(str, full.context.user_signals.steps)) == ["srun"]
+    assert f"waiting for srun: {FULL} (since 1 s, 3600 s at most)" in capfd.readouterr().err
+
+
+def test_an_srun_that_never_starts_is_given_up(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    full = FullMachine(monkeypatch, tmp_path, tries=10**6)
+    with pytest.raises(SlurmUnreachable, match="cannot be started now"):
+        full.start()
+    assert full.clock.seconds == pytest.approx(3600.0, abs=10)
+
+
+def test_a_person_ends_the_wait_for_an_srun(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    full = FullMachine(monkeypatch, tmp_path, tries=10**6)
+    monkeypatch.setattr(full.clock, "wait", lambda stop, _: stop.set() or True)
+    assert full.start() is None

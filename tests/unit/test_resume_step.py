@@ -2,21 +2,27 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import pty
 import signal
+import subprocess
 import threading
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from slurm_resilience.clock import SystemClock
+from slurm_resilience.errors import MissingTool, SlurmUnreachable
+from slurm_resilience.resume.decide.classify import Cause
 from slurm_resilience.resume.decide.task_ends import NodeBegan, TaskEnd
 from slurm_resilience.resume.srun.stderr_reader import SLACK_SECONDS, StderrReader
 from slurm_resilience.resume.srun.step import SrunStep, end_step
 from slurm_resilience.resume.srun.step_set import StepSet
 from slurm_resilience.resume.srun.task_reports import StepReports
+from slurm_resilience.resume.supervisor import Supervisor
 from slurm_resilience.resume.task_labels import TaskNumbers
 from slurm_resilience.slurm.client import StepInfo
 
@@ -503,3 +509,117 @@ def test_our_own_order_to_end_is_no_preemption() -> None:
     assert ended.wait(30)
     os.close(source)
     assert step.cancelled and not step.only_signalled
+
+
+@pytest.mark.parametrize(
+    ("number", "error", "said"),
+    [
+        (errno.EAGAIN, SlurmUnreachable, "sh cannot be started now: "),
+        (errno.ENOMEM, SlurmUnreachable, "sh cannot be started now: "),
+        (errno.ESTALE, SlurmUnreachable, "sh cannot be started now: "),
+        (errno.ENOENT, MissingTool, "sh cannot be started: "),
+        (errno.EACCES, MissingTool, "sh cannot be started: "),
+    ],
+)
+def test_a_machine_that_starts_no_srun_now_may_start_it_later(
+    monkeypatch: pytest.MonkeyPatch, number: int, error: type[Exception], said: str
+) -> None:
+    def fails(*_: object, **__: object) -> None:
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(subprocess, "Popen", fails)
+    with pytest.raises(error, match=said):
+        SrunStep(["sh"], os.environ, lambda: None)
+
+
+def test_an_srun_is_ended_whose_end_no_thread_would_see(monkeypatch: pytest.MonkeyPatch) -> None:
+    started: list[subprocess.Popen[bytes]] = []
+    popen = subprocess.Popen
+
+    def starts(*words: Any, **options: Any) -> subprocess.Popen[bytes]:
+        started.append(popen(*words, **options))
+        return started[-1]
+
+    def fails(_: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(subprocess, "Popen", starts)
+    monkeypatch.setattr(threading.Thread, "start", fails)
+    with pytest.raises(SlurmUnreachable, match="cannot be started now: can't start new thread"):
+        SrunStep(["sh", "-c", "exec sleep 600"], os.environ, lambda: None)
+    assert [process.returncode for process in started] == [-signal.SIGKILL]
+
+
+PROLOG = "srun: error: Task launch for StepId=8.1 failed on node n4: Job prolog failed"
+
+
+def test_a_node_whose_prolog_fails_is_given_up_and_the_step_does_not_run() -> None:
+    """Slurm shows that step for a while, and its srun has connections: it was told as recovered."""
+    step = run(PROLOG, "srun: error: Application launch failed: Job prolog failed")
+    assert step.failed_nodes == step.prolog_nodes == {"n4"}
+    assert StepSet(step).ends_from_outside
+    assert not step.ended_by_itself
+    other = run(PROLOG.replace("Job prolog failed", "Communication connection failure"))
+    assert (other.failed_nodes, other.ends_from_outside) == (frozenset(), True)
+    assert not run("train: error: Application launch failed").ends_from_outside
+
+
+@pytest.mark.parametrize(
+    ("requeue", "kind", "said"),
+    [
+        (
+            True,
+            "job_over",
+            "the job's prolog failed on n4, so Slurm drains it and ends the job; it",
+        ),
+        (True, "job_over", "`scontrol release 7` has it start again"),
+        (False, "job_over", "failed on n4, so Slurm drains it and ends the job\n"),
+        (True, "node", ""),
+    ],
+)
+def test_a_job_that_slurm_holds_for_a_prolog_is_told_of(
+    requeue: bool, kind: Any, said: str, capfd: pytest.CaptureFixture[str]
+) -> None:
+    job = SimpleNamespace(id=7, is_batch=True, requeue=requeue)
+    supervisor: Any = SimpleNamespace(_allocation=SimpleNamespace(job=job))
+    step = run(PROLOG)
+    capfd.readouterr()
+    Supervisor._say_held(supervisor, Cause(kind, "over"), StepSet(step))
+    told = capfd.readouterr().err
+    assert said in told
+    assert bool(said) == bool(told)
+
+
+@pytest.mark.parametrize("ends", [False, True])
+def test_a_step_that_ends_while_slurm_is_asked_for_it_is_not_told_as_recovered(ends: bool) -> None:
+    part: Any = SimpleNamespace(job=7, pid=100, ends_from_outside=False)
+
+    def steps(job: int) -> tuple[StepInfo, ...]:
+        part.ends_from_outside = ends
+        return (StepInfo(job, "1", ("n1", "n2"), "n1", 100, 2),)
+
+    said: list[str] = []
+    supervisor: Any = SimpleNamespace(
+        _starting="attempt 2",
+        _context=SimpleNamespace(
+            client=SimpleNamespace(steps=steps), host="n1", clock=SystemClock()
+        ),
+        _allocation=SimpleNamespace(id=7),
+        _host_calls=SimpleNamespace(connections=lambda _: 2),
+        _shown_since=0.0,
+        _say_recovered=said.append,
+    )
+    Supervisor._report_recovered(supervisor, StepSet(part))
+    assert said == ([] if ends else ["attempt 2"])
+
+
+NO_THREAD = "pthread_create error Resource temporarily unavailable"
+
+
+def test_an_srun_that_gets_no_thread() -> None:
+    line = f"srun: fatal: _msg_thr_create: {NO_THREAD}"
+    assert not run(line).had_threads
+    assert run(f"train: fatal: x: {NO_THREAD}").had_threads
+    reports = StepReports("")
+    reports.take(NodeBegan(0, 0, "n1"))
+    assert run(line, reports=reports).had_threads, "a task's own srun got none"

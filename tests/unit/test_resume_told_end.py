@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
 from pathlib import Path
+from threading import Event
 from types import SimpleNamespace
 from typing import Any
 
 import msgspec
 import pytest
+from worlds import FakeClock
 
+from slurm_resilience.errors import UsageError
 from slurm_resilience.mesh.rendezvous import TrainingOutcome
 from slurm_resilience.resume.live_step.live_steps import EndWord
-from slurm_resilience.resume.live_step.training import TrainingWatch
+from slurm_resilience.resume.live_step.training import WATCH_SECONDS, TrainingWatch
 
 LOST = ("task 0 on n1 exited with 1",)
 
@@ -29,13 +34,35 @@ class Story:
                 program=("a",), multi_prog=False, has=lambda _: False, value=lambda _: None
             ),
             environment={"SRES_CHECKPOINTLESS": "1"},
+            clock=FakeClock(),
+            wake=Event(),
+            host_calls=SimpleNamespace(observe=self.observe),
         )
+        self.clock = context.clock
+        self.errors: list[Exception] = []
+        """The next tries to watch the training end so."""
         fence: Any = SimpleNamespace(directory=str(directory))
         self.watch = TrainingWatch(context, fence)
         self.watch.lives = True
         self.step: Any = SimpleNamespace(
             code=1, ended_tasks=[], killed_by=0, failed_nodes=set(), told_end=None
         )
+
+    @contextlib.contextmanager
+    def observe(self, *_: object) -> Iterator[str]:
+        if self.errors:
+            raise self.errors.pop(0)
+        yield "observer"
+
+    def connects(self, seconds: float) -> bool:
+        """Look at it each quarter of a second, for so long."""
+        until = self.clock.monotonic() + seconds
+        with contextlib.ExitStack() as stack:
+            while self.clock.monotonic() < until and self.watch.lives:
+                if self.watch.connect(stack) is not None:
+                    return True
+                self.clock.wait(Event(), 0.25)
+        return False
 
     def fails(self) -> None:
         """End a task badly; the supervisor sees it."""
@@ -94,3 +121,21 @@ def test_what_is_lost_with_the_step_is_not_known_to_be_done(
     end = story.watch.told_end(story.step)
     assert end is not None
     assert end.code == 1
+
+
+def test_a_training_that_cannot_be_watched_for_a_moment_is_watched_later(story: Story) -> None:
+    """A file system that failed once had it stopped, weeks later, when a node died."""
+    story.errors = [UsageError("no secret: Stale file handle"), RuntimeError("no new thread")]
+    assert story.connects(10.0)
+    assert story.watch.lives
+
+
+def test_a_training_that_cannot_be_watched_at_all_is_told_of(
+    story: Story, capfd: pytest.CaptureFixture[str]
+) -> None:
+    story.errors = [OSError("no space") for _ in range(1000)]
+    began = story.clock.monotonic()
+    assert not story.connects(10 * WATCH_SECONDS)
+    assert WATCH_SECONDS <= story.clock.monotonic() - began < 2 * WATCH_SECONDS
+    said = "the training cannot be watched (no space): it is stopped when a node dies"
+    assert capfd.readouterr().err.count(said) == 1

@@ -18,7 +18,11 @@ _T = TypeVar("_T")
 
 
 def ask_patiently(
-    ask: Callable[[], _T], patience: float, clock: Clock, stop: threading.Event
+    ask: Callable[[], _T],
+    patience: float,
+    clock: Clock,
+    stop: threading.Event,
+    waits: str = "waiting for slurmctld",
 ) -> _T:
     """Return Slurm's answer; while slurmctld is away, wait for it: then the log tells so.
 
@@ -27,6 +31,7 @@ def ask_patiently(
         patience: seconds for which slurmctld may be away.
         clock: the time.
         stop: set when the user ends this; nothing is waited for any more.
+        waits: what is done meanwhile, in words.
 
     Raises:
         SlurmUnreachable: it was away for longer, or the user ended this.
@@ -45,4 +50,4 @@ def ask_patiently(
             if now - told > SAY_SECONDS:
                 told = now
                 waited = f"since {now - began:.0f} s, {patience:.0f} s at most"
-                report.say(f"waiting for slurmctld: {error} ({waited})")
+                report.say(f"{waits}: {error} ({waited})")

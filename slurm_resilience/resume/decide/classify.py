@@ -43,10 +43,15 @@ class StepFacts(msgspec.Struct, frozen=True, kw_only=True):
     """The reason for which the supervisor ended it; empty: it did not hang."""
     observed: ObservedSteps = NO_STEPS
     unanswered: bool = False
-    """slurmctld did not answer srun, so that no task has begun."""
+    """slurmctld did not answer srun, or srun could start no thread, so that no task has begun."""
+    threadless: bool = False
+    """It was the latter."""
     not_launched: dict[str, str] = {}
     """Nodes on which srun could start no task, with its words for the reason; it ended the others
     for that."""
+    only_told: bool = False
+    """Slurm told the tasks of a cancelled step to end, and has not ended the step: so it begins to
+    preempt a job that has a GraceTime."""
 
     @property
     def never_began(self) -> bool:
@@ -155,12 +160,17 @@ def classify(ending: Ending) -> Cause:
         if ending.timed_out:
             limit = "the step reached its time limit (srun --time)"
             return Cause("user", limit, category=Category.TIME_LIMIT)
-        return Cause("user", "the step was cancelled", category=Category.USER)
+        text = "the step was cancelled"
+        if ending.only_told:
+            text += " (by a person, or by Slurm as it begins to preempt the job: GraceTime)"
+        return Cause("user", text, category=Category.USER)
     if ending.faulty:
         names = tuple(sorted(ending.faulty))
         return Cause("node", _faults(ending), names, Category.HARDWARE)
     if ending.unanswered:
         text = f"slurmctld did not answer srun for {ending.ran_for:.0f} s, which began no task"
+        if ending.threadless:
+            text = "srun could start no thread (ulimit -u, or memory), and began no task"
         return Cause("program", text, category=Category.TRANSIENT)
     if ending.not_launched:
         why = ", ".join(sorted(set(ending.not_launched.values())))

@@ -17,6 +17,7 @@ import msgspec
 
 from slurm_resilience.errors import SresError
 from slurm_resilience.mesh.rendezvous import HOLD, HOLD_PREFIX, HOLD_SECONDS
+from slurm_resilience.resume.attempt import write_file
 from slurm_resilience.resume.context import SupervisorContext
 from slurm_resilience.resume.live_step.live_events import FoundNodes, StartSearch
 from slurm_resilience.resume.live_step.node_search import NodeSearch, find_spare
@@ -145,7 +146,7 @@ class Preparation:
             return None
         draft = waiting.file.with_suffix(".new")
         try:
-            draft.write_bytes(msgspec.json.encode(dict(variables)))
+            write_file(draft, msgspec.json.encode(dict(variables)))
             draft.replace(waiting.file)
         except OSError:
             self._end_waiting()

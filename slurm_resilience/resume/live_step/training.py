@@ -36,6 +36,11 @@ if TYPE_CHECKING:
 
 SAY_SECONDS = 60.0
 """Between two lines that a training is not watched over yet."""
+WATCH_SECONDS = 60.0
+"""For a training to be watched: the shared file system, this machine's memory or its threads may
+fail for a moment."""
+TRY_SECONDS = 1.0
+"""Between two tries."""
 _RENDEZVOUS = ("mesh", "mesh.*", "run/*/mesh", f"run/*/{LAUNCHERS}")
 """Below the directory: where the ranks meet by themselves, and through their launchers; then where
 the launchers do, for a program that has no world of its own."""
@@ -118,6 +123,8 @@ class TrainingWatch:
         self._advised = False
         self._node_of_seat: dict[int, str] = {}
         """As the ranks of this attempt told it, those included that have died since."""
+        self._tried: tuple[float, float] | None = None
+        """When a training could not be watched first, and last, on the monotonic clock."""
         self._connected = 0.0
         """When the training was first seen, on the monotonic clock."""
         self._told: float | None = None
@@ -128,21 +135,28 @@ class TrainingWatch:
         """Steps are started so that they outlive a node."""
 
     def connect(self, stack: contextlib.ExitStack) -> tuple[Path, Observer] | None:
-        """Return where the training meets, and its observer; None: it has not announced itself.
+        """Return where the training meets, and its observer; None: it has not announced itself, or
+        cannot be watched now.
 
         Args:
             stack: ends the watching.
         """
+        now = self._context.clock.monotonic()
         rendezvous = find_rendezvous(self._fence.directory)
-        if rendezvous is None:
+        if rendezvous is None or (self._tried is not None and now - self._tried[1] < TRY_SECONDS):
             return None
         try:
             observing = self._context.host_calls.observe(rendezvous, self._context.wake.set)
             observer = stack.enter_context(observing)
-        except (SresError, OSError) as error:
+        except (SresError, OSError, RuntimeError) as error:
+            since = self._tried[0] if self._tried is not None else now
+            self._tried = since, now
+            if now - since < WATCH_SECONDS:
+                return None
             report.say(f"the training cannot be watched ({error}): it is stopped when a node dies")
             self.lives = False
             return None
+        self._tried = None
         self._context.wake.set()
         self._node_of_seat.clear()
         self._lost_in_training = 0

@@ -15,6 +15,7 @@ import msgspec
 from slurm_resilience.errors import SresError
 from slurm_resilience.flight.culprit import HangDiagnosis, diagnose_hang
 from slurm_resilience.flight.dump_files import read_dumps
+from slurm_resilience.resume.attempt import write_file
 from slurm_resilience.resume.history import KEEP_SECONDS
 from slurm_resilience.resume.progress.hang_evidence import NAMES, HangEvidence, NodeSigns
 from slurm_resilience.slurm.hostlists import fold
@@ -171,7 +172,7 @@ def keep(evidence: HangEvidence) -> None:
         path = Path(evidence.directory) / NAMES
         new = path.with_suffix(".new")
         with contextlib.suppress(OSError):
-            new.write_bytes(msgspec.json.format(msgspec.json.encode(evidence), indent=1))
+            write_file(new, msgspec.json.format(msgspec.json.encode(evidence), indent=1))
             new.replace(path)
 
 

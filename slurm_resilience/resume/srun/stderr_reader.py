@@ -44,12 +44,15 @@ _UNANSWERED = (
     rb"(?:Unable to contact slurm controller|Socket timed out on send/recv operation"
     rb"|Zero Bytes were transmitted or received|Slurm backup controller in standby mode)"
 )
+# The user's processes are used up (ulimit -u), or this machine's memory: srun gives up then.
+_NO_THREAD = rb"(?m)^srun: fatal: \w+: pthread_create error "
 # srun itself ends a step whose task failed (--kill-on-bad-exit), or whose node it has lost touch
 # with, and Slurm words that the same.
 _SRUN_ENDS = rb"srun: (?:[^\n]*Terminating StepId=|error: Aborting, )"
 # What srun prints when it has waited long enough for a node of such a step.
 _TIMED_OUT = b"srun: error: Timed out waiting for job step to complete"
-_ENDS = (b"CANCELLED AT", _ABORTED, _FORCED)
+_LAUNCH_WORDS = (b"srun: error: Task launch for ", b"srun: error: Application launch failed")
+_ENDS = (b"CANCELLED AT", _ABORTED, _FORCED, *_LAUNCH_WORDS)
 """Words on the end of a step, whatever its cause."""
 _BY_SLURM = (b"srun: ", b"CANCELLED AT")
 """One of these is in everything that is looked for."""
@@ -73,6 +76,10 @@ class EndedTasks(NamedTuple):
     how: str
 
 
+PROLOG_FAILED = "Job prolog failed"
+"""srun's reason where the job's prolog failed on a node."""
+
+
 class FailedLaunch(NamedTuple):
     """A node on which srun could start no task of a step."""
 
@@ -93,6 +100,8 @@ class SrunReport(Flag):
     """srun: a task could not be started, of this step or of one that a task of it ran."""
     UNANSWERED = auto()
     """srun: slurmctld did not answer it, so that it has no step, or a task's own srun has none."""
+    NO_THREAD = auto()
+    """srun, or a task's own one: it could start no thread, and has given up."""
     CAUSE = auto()
     """srun: an error of its own, which explains the end."""
     ENDED_BY_SRUN = auto()
@@ -213,7 +222,10 @@ class StderrReader:
             self.report |= SrunReport.NOT_LAUNCHED
         if re.search(_UNANSWERED, lines):
             self.report |= SrunReport.UNANSWERED
-        self.failed_launches |= _launches(lines)
+        launches = _launches(lines)
+        self.failed_launches |= launches
+        if re.search(_NO_THREAD, lines):
+            self.report |= SrunReport.NO_THREAD
         failures, ended = re.findall(_NODE_FAILURE, lines), re.findall(_TASK_ENDED, lines)
         for nodes in failures:
             self.failed_nodes |= frozenset(_expanded(nodes))
@@ -222,7 +234,7 @@ class StderrReader:
             self.ended_tasks.append(
                 EndedTasks(_expanded(nodes), numbers, how.decode("utf-8", "replace"))
             )
-        return bool(failures or ended)
+        return bool(failures or launches or ended)
 
 
 def _launches(text: bytes) -> frozenset[FailedLaunch]:

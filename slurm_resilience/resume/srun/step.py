@@ -4,22 +4,24 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import errno
 import fcntl
 import os
 import signal
 import subprocess
 import threading
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 import msgspec
 
 from slurm_resilience.clock import Clock, SystemClock
-from slurm_resilience.errors import MissingTool, SresError
+from slurm_resilience.errors import MissingTool, SlurmUnreachable, SresError
 from slurm_resilience.resume import report
 from slurm_resilience.resume.srun.job_log import JobLog
 from slurm_resilience.resume.srun.quiet_lines import QuietLines
 from slurm_resilience.resume.srun.stderr_reader import (
+    PROLOG_FAILED,
     EndedTasks,
     SrunReport,
     StderrReader,
@@ -33,6 +35,17 @@ from slurm_resilience.slurm.client import SlurmClient, StepInfo
 _libc = ctypes.CDLL(None)
 _PR_SET_PDEATHSIG = 1
 
+_PASSING = (
+    errno.EAGAIN,
+    errno.ENOMEM,
+    errno.EMFILE,
+    errno.ENFILE,
+    errno.ESTALE,
+    errno.EIO,
+    errno.ETIMEDOUT,
+)
+"""No srun can be started now: memory or the user's processes are used up, say, as the dead step's
+are still being ended, or the file system that srun lies on fails for a moment."""
 _READ_BYTES = 65536
 _PIPE_BYTES = 1 << 20
 OUTPUT_SECONDS = 1.0
@@ -133,7 +146,8 @@ class SrunStep:
             quiet: so often the user said --quiet: it prints all, which is left out on the way.
 
         Raises:
-            MissingTool: srun cannot be started.
+            SlurmUnreachable: srun cannot be started now.
+            MissingTool: it cannot be started at all.
         """
         self.name = name
         self.reports = reports or StepReports("")
@@ -174,35 +188,55 @@ class SrunStep:
         # it can.
         shared = not has_terminal and _same_file(1, 2)
         relayed = (1, 2) if self._relayed.numbers is not None and not shared else (2,)
-        pipes = {number: _pipe() for number in relayed}
-        sinks = {number: sink for number, (_, sink) in pipes.items()}
+        pipes: dict[int, tuple[int, int]] = {}
         try:
+            for number in relayed:
+                pipes[number] = _pipe()
             process = subprocess.Popen(
                 list(argv),
                 env=dict(environment),
                 stdin=stdin,
-                stdout=sinks.get(2 if shared else 1),
-                stderr=sinks.get(2),
+                stdout=_sink(pipes, 2 if shared else 1),
+                stderr=_sink(pipes, 2),
                 # As plain srun has them: `-o >(gzip >log.gz)` names one. Ours are closed by exec.
                 close_fds=False,
                 preexec_fn=in_child,
             )
         except OSError as error:
+            for source, _ in pipes.values():
+                os.close(source)
+            if error.errno in _PASSING:
+                raise SlurmUnreachable(f"{argv[0]} cannot be started now: {error}") from None
             raise MissingTool(f"{argv[0]} cannot be started: {error}") from None
         finally:
-            for sink in sinks.values():
+            for _, sink in pipes.values():
                 os.close(sink)
+        try:
+            self._start_threads(process, pipes)
+        except RuntimeError as error:  # no more threads, and its end would not be seen
+            process.kill()
+            process.wait()
+            raise SlurmUnreachable(f"{argv[0]} cannot be started now: {error}") from None
+        return process
+
+    def _start_threads(
+        self, process: subprocess.Popen[bytes], pipes: dict[int, tuple[int, int]]
+    ) -> None:
+        """Read srun's output, and wait for its end.
+
+        Raises:
+            RuntimeError: no thread can be started now.
+        """
         for number, (source, _) in pipes.items():
             relay = threading.Thread(
                 target=self._pass_on, args=(source, number), name="output", daemon=True
             )
-            self._relayed.threads.append(relay)
             relay.start()
+            self._relayed.threads.append(relay)
         self._waiter = threading.Thread(
             target=self._wait, args=(process,), name="srun", daemon=True
         )
         self._waiter.start()
-        return process
 
     @property
     def pid(self) -> int:
@@ -230,15 +264,25 @@ class SrunStep:
 
     @property
     def failed_nodes(self) -> frozenset[str]:
-        """Return the nodes that Slurm gave up while the step ran."""
-        return self._stderr.failed_nodes
+        """Return the nodes that Slurm gave up while the step ran, or as it was to begin there."""
+        return self._stderr.failed_nodes | self.prolog_nodes
 
     @property
     def failed_launches(self) -> dict[str, str]:
         """Return the nodes on which srun could start no task, with its words for the reason: it has
         ended the step for that."""
-        failed = self._stderr.failed_launches
-        return {launch.node: launch.why for launch in failed if self._is_own(launch.step)}
+        return {node: why for node, why in self._launch_failures() if why != PROLOG_FAILED}
+
+    @property
+    def prolog_nodes(self) -> frozenset[str]:
+        """Return the nodes on which the job's prolog failed as the step was to begin there: Slurm
+        drains them, and ends or requeues the job."""
+        return frozenset(node for node, why in self._launch_failures() if why == PROLOG_FAILED)
+
+    def _launch_failures(self) -> Iterator[tuple[str, str]]:
+        for launch in self._stderr.failed_launches:
+            if self._is_own(launch.step):
+                yield launch.node, launch.why
 
     @property
     def job(self) -> int:
@@ -255,8 +299,13 @@ class SrunStep:
     def ended_by_itself(self) -> bool:
         """Return whether srun has ended, and neither it nor Slurm told that anything but its tasks'
         own ends has ended the step: then it has told of each task that failed."""
-        from_outside = SrunReport.ENDED_FROM_OUTSIDE in self._stderr.report
-        return not (self.running or self.killed_by or self._by_us.killed_srun or from_outside)
+        ended_others = self.killed_by or self._by_us.killed_srun or self.ends_from_outside
+        return not (self.running or ended_others)
+
+    @property
+    def ends_from_outside(self) -> bool:
+        """Return whether Slurm, srun or a signal ends the step, or its tasks cannot be started."""
+        return SrunReport.ENDED_FROM_OUTSIDE in self._stderr.report
 
     @property
     def heard_all(self) -> bool:
@@ -295,8 +344,16 @@ class SrunStep:
     @property
     def was_answered(self) -> bool:
         """Return whether slurmctld has answered srun; else it has ended without a step."""
-        began = self.reports.step is not None or self.ended_tasks
-        return bool(began) or SrunReport.UNANSWERED not in self._stderr.report
+        return self._has_begun or SrunReport.UNANSWERED not in self._stderr.report
+
+    @property
+    def had_threads(self) -> bool:
+        """Return whether srun could start its threads; else it has ended without a task."""
+        return self._has_begun or SrunReport.NO_THREAD not in self._stderr.report
+
+    @property
+    def _has_begun(self) -> bool:
+        return self.reports.step is not None or bool(self.ended_tasks)
 
     @property
     def aborted(self) -> bool:
@@ -426,6 +483,10 @@ def _write(number: int, data: bytes) -> None:
     # Our own file may be closed; srun would not die of it either.
     with contextlib.suppress(OSError):
         report.write_all(number, memoryview(data))
+
+
+def _sink(pipes: Mapping[int, tuple[int, int]], number: int) -> int | None:
+    return pipes[number][1] if number in pipes else None
 
 
 def _pipe() -> tuple[int, int]:

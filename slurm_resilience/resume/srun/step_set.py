@@ -68,6 +68,16 @@ class StepSet:
         return any(part.aborted for part in self.parts)
 
     @property
+    def ends_from_outside(self) -> bool:
+        """Return whether Slurm, srun or a signal ends one of its steps, or could not start it."""
+        return any(part.ends_from_outside for part in self.parts)
+
+    @property
+    def prolog_nodes(self) -> frozenset[str]:
+        """Return the nodes on which the job's prolog failed as the attempt was to begin there."""
+        return frozenset(name for part in self.parts for name in part.prolog_nodes)
+
+    @property
     def failed_nodes(self) -> frozenset[str]:
         """Return the nodes that Slurm gave up while the attempt ran."""
         return frozenset(name for part in self.parts for name in part.failed_nodes)

@@ -21,7 +21,7 @@ VARIABLE = "SRES_EARLY"
 _NEXT_COMMAND = "\x1e"
 _NEXT_WORD = "\x1f"
 NUMBER_BYTES = 4
-"""Of a number in what is told of a command's end: its place in the list, and its status."""
+"""The size of each number in what is told of a command's end: its place in the list, its status."""
 
 
 class Printed(NamedTuple):

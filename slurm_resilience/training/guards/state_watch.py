@@ -80,7 +80,7 @@ class StateWatch:
         """
         turn = self._updates
         self._updates += 1
-        if self._tracked is None:
+        if self._tracked is None or self.is_done:
             return
         for name, count in self._counts.items():
             if _steps(self._schedules[name]) != count:
@@ -123,6 +123,13 @@ class StateWatch:
             )
         elif changed:
             self._warn_changed(changed)
+
+    @property
+    def is_done(self) -> bool:
+        """True where nothing more is looked for in this world: on a rank that tells nothing, after
+        the first updates. (In those, all ranks ask the training's own objects for their state,
+        which may take a collective.)"""
+        return not self._tell and self._updates > CLOSELY + 1
 
     @property
     def looks_closely(self) -> bool:

@@ -356,6 +356,21 @@ def test_a_wrapper_of_an_earlier_world_is_refused(run: Program) -> None:
     refused(done, "call s.ddp(model) anew whenever the function is entered")
 
 
+def test_a_plain_wrapper_of_an_earlier_world_is_refused(run: Program) -> None:
+    """torch's own, made once: the newcomer made its own, and waited for the others."""
+    body = USUAL.replace("s.ddp(model)", "s.once(nn.parallel.DistributedDataParallel, model)")
+    body = body.replace("steps=4", "steps=8")
+    done = run(body, inject="kill:rank=1,step=5")
+    refused(done, "call s.ddp(model) anew whenever the function is entered")
+
+
+def test_a_plain_wrapper_that_is_made_anew_is_healed(run: Program) -> None:
+    body = USUAL.replace("s.ddp(model)", "nn.parallel.DistributedDataParallel(model)")
+    done = run(body.replace("steps=4", "steps=8"), inject="kill:rank=1,step=5")
+    assert done.returncode == 0, done.stderr[-4000:]
+    assert done.stdout.count("ends at 8") == 2, done.stdout
+
+
 def test_a_wrapper_may_be_used_after_the_training(run: Program) -> None:
     body = USUAL + "\nglobal left\nleft = net\n"
     parts = "import atexit\natexit.register(lambda: say('after', tuple(left(X).shape)))\n"

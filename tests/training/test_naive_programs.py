@@ -521,6 +521,40 @@ def test_what_goes_with_an_optimizer_and_is_not_tracked_is_told(
         warned(done, "belongs to the training and is not tracked")
 
 
+COPIES = {
+    "list": ("[p.detach().clone() for p in model.parameters()]", "average"),
+    "dict": ("{k: v.clone() for k, v in model.state_dict().items()}", "average.values()"),
+    "module": ("__import__('copy').deepcopy(model)", "average.parameters()"),
+}
+
+
+@pytest.mark.parametrize("kind", COPIES)
+def test_averages_in_a_copy_that_is_not_tracked_are_told(run: Program, kind: str) -> None:
+    """They were not healed, and a replaced rank began with new ones without a word."""
+    made, values = COPIES[kind]
+    body = USUAL.replace("s.track", f"average = s.once(lambda: {made})\ns.track")
+    body += "        with torch.no_grad():\n"
+    body += f"            for one, now in zip({values}, model.parameters()):\n"
+    body += "                one.lerp_(now, 0.1)\n"
+    warned(
+        run(body), "the parameters' shapes and nearly their values is written to and not tracked"
+    )
+
+
+def test_copies_that_are_no_averages_are_not_told(run: Program) -> None:
+    parts = """
+    def more(model):
+        begun = [p.detach().clone() for p in model.parameters()]
+        return begun, [torch.zeros_like(p) for p in model.parameters()]
+    """
+    body = USUAL.replace("s.track", "begun, sums = s.once(more, model)\ns.track")
+    body = body.replace(
+        "    with s.update",
+        "    for a, p in zip(sums, model.parameters()): a.add_(p.grad)\n    with s.update",
+    )
+    told_nothing(run(body + "        [one.zero_() for one in sums]\n", parts))
+
+
 def test_a_schedule_made_of_several_is_tracked_as_a_whole(run: Program) -> None:
     parts = """
     def build_all():

@@ -96,6 +96,13 @@ class StateWatch:
                 "with a new one, and goes on with other learning rates, scales or averages. "
                 "s.track(model=…, opt=…, schedule=…)"
             )
+        if copied := self._untracked.parts.copies.written():
+            self._warn(
+                f"a {_some(copied)} with the parameters' shapes and nearly their values is written "
+                "to and not tracked: if these are averages of the weights, a replaced rank begins "
+                "with new ones. Track them: s.track(model=…, opt=…, average=…), a module, or an "
+                "object with state_dict and load_state_dict; and update them in s.update()"
+            )
         if turn > CLOSELY:
             if changed := self._tracked.written():
                 self._warn_changed(changed)
@@ -179,7 +186,7 @@ class StateWatch:
         self._untracked.stop()
         if self._tell and not self._may_count:
             tracked = (self._modules, self._schedules.values(), self._optimizers.values())
-            self._untracked.parts.look(chain(*tracked, self._others.values()))
+            self._untracked.parts.look(chain(*tracked, self._others.values()), self._modules)
         if found and not self._may_count:
             self._warn(
                 f"the model is trained by an optimizer that is not tracked ({_some(found)}): a "

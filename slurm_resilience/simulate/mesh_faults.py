@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from random import Random
 from typing import Protocol
@@ -34,6 +35,9 @@ SLUGGISH_SHARE = 0.2
 """Share of runs with one of these, where it is followed who holds the state."""
 HELD_SHARE = 0.4
 """Share of those with the second one."""
+EMPTY, EMPTY_SHARE = "seat left empty", 0.05
+"""And the share of runs with some, and single deaths beside them, where the ranks that hold state
+are not followed."""
 SWEEP_SECONDS = 2.0
 RESPAWN_SECONDS = 2.0
 """A dead process is replaced within this time."""
@@ -127,13 +131,19 @@ class FaultPlan:
         self._sluggish = Random(f"short stops {seed}")
         self._held = Random(f"one call {seed}")
         self._cut_off = Random(f"cut off {seed}")
+        self._empty = Random(f"times of empty seats {seed}")
         random = training.random
         self.until = 1.5 + random.random() * 8.0
         """When faults are over."""
         self.done: list[str] = []
         """Names of those that happened."""
+        self.empty: set[int] = set()
+        """Seats that no process takes again: their launcher has given up, or no node is left."""
+        empties = Random(f"empty seats {seed}").random() < EMPTY_SHARE
+        self.leaves_empty = empties and not training.keeps_state
+        """It has such seats, and its new processes have no state."""
         self._over = False
-        self._fatal = random.random() < 0.3
+        self._fatal = random.random() < 0.3 and not self.leaves_empty
         """Some processes die of a message."""
 
     def begin(self) -> None:
@@ -147,6 +157,9 @@ class FaultPlan:
                 at = self._sluggish.random() * self.until
                 self._training.schedule.at(at, self._strike, kind)
             return
+        if self.leaves_empty:
+            self._plan_empty_seats()
+            return
         random = self._training.random
         for _ in range(random.choice([0, 1, 1, 2, 2, 3, 4])):
             self._training.schedule.at(random.random() * self.until, self._strike)
@@ -157,6 +170,24 @@ class FaultPlan:
         if self._training.keeps_state and self._cut_off.random() < CUT_OFF_SHARE:
             at = self._cut_off.random() * self.until
             self._training.schedule.at(at, self._strike, CUT_OFF)
+
+    def _plan_empty_seats(self) -> None:
+        """Plan seats that are left empty, and a death beside them. No other fault: where all are
+        dead, new ones wait for all seats, as at the first start."""
+        rules, apart = self._training.rules, self._empty
+        replicas = max(1, math.ceil(rules.min_world / rules.replica_size))
+        can_be_empty = self._training.seats - replicas * rules.replica_size
+        for number in range(apart.randint(0, min(can_be_empty, 3))):
+            at = number + apart.random() * self.until
+            self._training.schedule.at(at, self._strike, EMPTY)
+        self._training.schedule.at(apart.random() * self.until, self._strike, "death")
+
+    def leave_empty(self, process: SimProcess) -> None:
+        """End a process whose seat no other one takes, once its world has stepped."""
+        training = self._training
+        if process.alive and process.program.step > 0 and len(training.living()) > 1:
+            self.empty.add(process.peer.seat)
+            training.kill(process, replace=False)
 
     def end(self) -> None:
         """Have all that was broken work again."""
@@ -169,7 +200,7 @@ class FaultPlan:
         self._sweep()
         for seat in range(training.seats):
             process = training.newest(seat)
-            if not process.alive:
+            if not process.alive and seat not in self.empty:
                 self._respawn(process)
 
     def spawned(self, process: SimProcess) -> None:
@@ -232,6 +263,9 @@ class FaultPlan:
         self.done.append(name)
         process = random.choice(living)
         self._training.note(process, f"FAULT: {name}")
+        if name == EMPTY:
+            self.leave_empty(process)
+            return
         FAULTS[name](self._training, process)
 
 

@@ -205,6 +205,11 @@ class MeshRun:
             return not self.living()
         return self._full_at > calm
 
+    def _most(self) -> int:
+        """Return the ranks of the largest world that can be."""
+        taken = self.seats - len(self._plan.empty)
+        return taken - taken % self.rules.replica_size
+
     def _lives(self, view: View) -> bool:
         """Tell whether a world may still step: one of its processes runs, not told to leave.
         What only such a process still holds is lost with it."""
@@ -235,7 +240,7 @@ class MeshRun:
         timing = choose_timing(self._nodes.seed)
         last_step = self.end.last_step
         process = SimProcess(peer, self.rules, self, last_step, timing, self.speakers)
-        if self._loans is not None:
+        if self._loans is not None or self._plan.leaves_empty:
             process.program.step = -1
         self.processes[name] = process
         self._plan.spawned(process)
@@ -368,7 +373,7 @@ class MeshRun:
             step = self._loans.advance(members, view, turn)
         if turn > 0:
             self.lineage.step(view)
-            if view.size == self.seats:
+            if view.size == self._most():
                 self._full_at = self.schedule.now
         for process in members:
             wait = 0.05 + self.random.random() * 0.1

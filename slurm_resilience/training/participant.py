@@ -139,9 +139,10 @@ class Participant:
     def change_world(self) -> None:
         """End the world between two steps where that was planned; plan it where others wait to
         join, or this process is to leave."""
-        mesh = self.mesh
-        self.planned_end.look(mesh, self.group.view.generation, self.step)
-        if self.departure.reason or mesh.knock.is_set():
+        mesh, group = self.mesh, self.group
+        self.planned_end.look(mesh, group.view.generation, self.step)
+        # The knock stays set on all ranks but the one that lets others in.
+        if self.departure.reason or (group.rank == 0 and mesh.knock.is_set()):
             self.plan_change()
 
     def plan_change(self) -> None:
@@ -204,7 +205,8 @@ class Participant:
             self._leave_if_cut()
         if updates.microbatch_step is not None:
             updates.microbatch_step.refuse_unfinished()
-        watched.begin(knows_place=updates.asked_step or len(self.loaders) > 0)
+        if not watched.is_done:
+            watched.begin(knows_place=updates.asked_step or len(self.loaders) > 0)
         certify = healer.certifies and healer.is_certificate_due(progress.step)
         if self.guards.replicas.due(progress.step, certify=certify):
             self._compare_ranks()
@@ -216,7 +218,7 @@ class Participant:
         if self.watch is not None:
             self.watch.mark("update")
         progress.dirty = True
-        if watched.looks_closely:
+        if not watched.is_done and watched.looks_closely:
             watched.entered(group.collectives())
         self.point("update")
 
@@ -318,12 +320,12 @@ class Participant:
 
     def end_update(self, *, complete: bool) -> None:
         """End an update; one that is not complete has left the state void."""
-        progress = self.healer.progress
+        progress, watched = self.healer.progress, self.guards.state
         try:
             if not complete:
                 return
-            if self.guards.state.looks_closely:
-                self.guards.state.left(self.group.collectives())
+            if not watched.is_done and watched.looks_closely:
+                watched.left(self.group.collectives())
             self.loaders.commit()
             progress.step += 1
             self.updates.updated(tell=self.group.rank == 0)
@@ -332,7 +334,8 @@ class Participant:
             # Not earlier: an interruption before it is counted would make a whole state void.
             self.updates.under_way = False
         self.healer.committed()
-        self.guards.state.commit()
+        if not watched.is_done:
+            watched.commit()
         self.weights.committed()
         if self.watch is not None:
             self.watch.commit(progress.step)

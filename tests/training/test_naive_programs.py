@@ -356,6 +356,21 @@ def test_a_wrapper_of_an_earlier_world_is_refused(run: Program) -> None:
     refused(done, "call s.ddp(model) anew whenever the function is entered")
 
 
+def test_a_plain_wrapper_of_an_earlier_world_is_refused(run: Program) -> None:
+    """torch's own, made once: the newcomer made its own, and waited for the others."""
+    body = USUAL.replace("s.ddp(model)", "s.once(nn.parallel.DistributedDataParallel, model)")
+    body = body.replace("steps=4", "steps=8")
+    done = run(body, inject="kill:rank=1,step=5")
+    refused(done, "call s.ddp(model) anew whenever the function is entered")
+
+
+def test_a_plain_wrapper_that_is_made_anew_is_healed(run: Program) -> None:
+    body = USUAL.replace("s.ddp(model)", "nn.parallel.DistributedDataParallel(model)")
+    done = run(body.replace("steps=4", "steps=8"), inject="kill:rank=1,step=5")
+    assert done.returncode == 0, done.stderr[-4000:]
+    assert done.stdout.count("ends at 8") == 2, done.stdout
+
+
 def test_a_wrapper_may_be_used_after_the_training(run: Program) -> None:
     body = USUAL + "\nglobal left\nleft = net\n"
     parts = "import atexit\natexit.register(lambda: say('after', tuple(left(X).shape)))\n"
@@ -504,6 +519,40 @@ def test_what_goes_with_an_optimizer_and_is_not_tracked_is_told(
         done = run(body)
         warned(done, f"{words}")
         warned(done, "belongs to the training and is not tracked")
+
+
+COPIES = {
+    "list": ("[p.detach().clone() for p in model.parameters()]", "average"),
+    "dict": ("{k: v.clone() for k, v in model.state_dict().items()}", "average.values()"),
+    "module": ("__import__('copy').deepcopy(model)", "average.parameters()"),
+}
+
+
+@pytest.mark.parametrize("kind", COPIES)
+def test_averages_in_a_copy_that_is_not_tracked_are_told(run: Program, kind: str) -> None:
+    """They were not healed, and a replaced rank began with new ones without a word."""
+    made, values = COPIES[kind]
+    body = USUAL.replace("s.track", f"average = s.once(lambda: {made})\ns.track")
+    body += "        with torch.no_grad():\n"
+    body += f"            for one, now in zip({values}, model.parameters()):\n"
+    body += "                one.lerp_(now, 0.1)\n"
+    warned(
+        run(body), "the parameters' shapes and nearly their values is written to and not tracked"
+    )
+
+
+def test_copies_that_are_no_averages_are_not_told(run: Program) -> None:
+    parts = """
+    def more(model):
+        begun = [p.detach().clone() for p in model.parameters()]
+        return begun, [torch.zeros_like(p) for p in model.parameters()]
+    """
+    body = USUAL.replace("s.track", "begun, sums = s.once(more, model)\ns.track")
+    body = body.replace(
+        "    with s.update",
+        "    for a, p in zip(sums, model.parameters()): a.add_(p.grad)\n    with s.update",
+    )
+    told_nothing(run(body + "        [one.zero_() for one in sums]\n", parts))
 
 
 def test_a_schedule_made_of_several_is_tracked_as_a_whole(run: Program) -> None:

@@ -15,6 +15,7 @@ from slurm_resilience.training.options import Options  # noqa: E402
 from slurm_resilience.training.participant import Participant  # noqa: E402
 from slurm_resilience.training.rank_environment import read_environment  # noqa: E402
 from slurm_resilience.training.session import Session  # noqa: E402
+from slurm_resilience.training.state.tracked import Tracked  # noqa: E402
 
 
 class Batches:
@@ -91,6 +92,37 @@ def test_a_session_knows_what_follows_an_update(session: Any) -> None:
         told.append(session.after_update)
     assert told == [False, False, True] * 3
     assert not session.after_update
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_only_the_rank_that_lets_others_in_looks_who_knocks(session: Any, rank: int) -> None:
+    participant = session._participant
+    participant._group.rank = rank
+    participant.mesh.knock.set()
+    looks: list[int] = []
+    participant.mesh.newcomers = lambda: looks.append(rank) or ()
+    for _ in range(3):
+        with session.update():
+            pass
+    assert looks == ([0] * 3 if rank == 0 else [])
+
+
+@pytest.mark.parametrize(("tell", "done"), [(True, False), (False, True)])
+def test_a_rank_that_tells_nothing_looks_only_at_first(
+    session: Any, tell: bool, done: bool
+) -> None:
+    model = torch.nn.Linear(2, 2)
+    tracked = Tracked({"model": model})
+    tracked.mark()
+    watched = session._participant.guards.state
+    watched.enter(tracked, {"model": model}, tell=tell)
+    seen = []
+    for _ in range(5):
+        with session.update():
+            seen.append(watched.is_done)
+    assert seen == [False] * 3 + [done] * 2
+    watched.enter(tracked, {"model": model}, tell=tell)  # another world: all over again
+    assert not watched.is_done
 
 
 def test_an_update_counts_as_under_way_until_its_step_is_counted(session: Any) -> None:

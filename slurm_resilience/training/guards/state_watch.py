@@ -80,7 +80,7 @@ class StateWatch:
         """
         turn = self._updates
         self._updates += 1
-        if self._tracked is None:
+        if self._tracked is None or self.is_done:
             return
         for name, count in self._counts.items():
             if _steps(self._schedules[name]) != count:
@@ -95,6 +95,13 @@ class StateWatch:
                 f"{_some(used)} belongs to the training and is not tracked: a replaced rank begins "
                 "with a new one, and goes on with other learning rates, scales or averages. "
                 "s.track(model=…, opt=…, schedule=…)"
+            )
+        if copied := self._untracked.parts.copies.written():
+            self._warn(
+                f"a {_some(copied)} with the parameters' shapes and nearly their values is written "
+                "to and not tracked: if these are averages of the weights, a replaced rank begins "
+                "with new ones. Track them: s.track(model=…, opt=…, average=…), a module, or an "
+                "object with state_dict and load_state_dict; and update them in s.update()"
             )
         if turn > CLOSELY:
             if changed := self._tracked.written():
@@ -123,6 +130,13 @@ class StateWatch:
             )
         elif changed:
             self._warn_changed(changed)
+
+    @property
+    def is_done(self) -> bool:
+        """True where nothing more is looked for in this world: on a rank that tells nothing, after
+        the first updates. (In those, all ranks ask the training's own objects for their state,
+        which may take a collective.)"""
+        return not self._tell and self._updates > CLOSELY + 1
 
     @property
     def looks_closely(self) -> bool:
@@ -172,7 +186,7 @@ class StateWatch:
         self._untracked.stop()
         if self._tell and not self._may_count:
             tracked = (self._modules, self._schedules.values(), self._optimizers.values())
-            self._untracked.parts.look(chain(*tracked, self._others.values()))
+            self._untracked.parts.look(chain(*tracked, self._others.values()), self._modules)
         if found and not self._may_count:
             self._warn(
                 f"the model is trained by an optimizer that is not tracked ({_some(found)}): a "

@@ -17,6 +17,7 @@ from torch.optim.lr_scheduler import LRScheduler
 from torch.optim.swa_utils import AveragedModel
 
 from slurm_resilience.training.compat import is_gradient_scaler, is_scaler_used, versions
+from slurm_resilience.training.guards.kept_copies import KeptCopies
 
 MOST_OBJECTS = 3_000_000
 """In a process with more (a dataset of Python objects), looking through them takes seconds."""
@@ -34,13 +35,15 @@ class UntrackedParts:
 
     def __init__(self) -> None:
         self._looked = False
+        self.copies = KeptCopies()
         self._found: list[_Part] = []
 
-    def look(self, tracked: Iterable[Any]) -> None:
+    def look(self, tracked: Iterable[Any], modules: Iterable[nn.Module]) -> None:
         """Find them, the first time that this is called.
 
         Args:
             tracked: the objects that are.
+            modules: those of them that are modules.
         """
         if self._looked:
             return
@@ -51,6 +54,8 @@ class UntrackedParts:
         # By type: a lazy object may do anything when it is asked for its class.
         alive = [one for one in everything if issubclass(type(one), _KINDS)]
         self._found = [_Part(one, _before(one)) for one in untracked(alive, list(tracked))]
+        averages = [part for part in alive if isinstance(part, AveragedModel)]
+        self.copies.look(everything, modules, averages)
 
     def used(self) -> tuple[str, ...]:
         """Return the kinds of those that were used since they were found; each is told once."""

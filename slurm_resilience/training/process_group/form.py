@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import threading
+import weakref
 from collections.abc import Iterator
 from datetime import timedelta
 from typing import Any
@@ -11,6 +12,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.nn.modules.module import register_module_module_registration_hook
 
 from slurm_resilience.errors import UsageError
 from slurm_resilience.mesh.mesh import Mesh
@@ -60,6 +62,9 @@ class ProcessGroups:
         self._sockets = GroupSockets(both_ways="nccl" in backend)
         self._aborting: threading.Thread | None = None
         self._holders: list[Any] = []
+        self._wrappers: weakref.WeakSet[nn.Module] = weakref.WeakSet()
+        """DDP's, made in this world by the program itself too."""
+        self._listening: Any = None
         self._store: Any = None
         self._gone = False
         self._forming = False
@@ -79,6 +84,7 @@ class ProcessGroups:
             RuntimeError, dist.DistStoreError: a member is gone, or did not come.
         """
         DEVICE_MESHES.world_begins()
+        self._listening = register_module_module_registration_hook(self._note_wrapper)
         # The mesh opens no socket meanwhile: what is new afterwards belongs to the group.
         # torch keeps the store for sub-groups, but not the Python half of it.
         self._store = store
@@ -183,17 +189,27 @@ class ProcessGroups:
         if self._gone:
             return
         self._gone = True
+        if self._listening is not None:
+            self._listening.remove()
         self._sockets.cut()
-        dead, wrappers = [*compat.known_groups(), self._store], self._holders
+        held = {id(one): one for one in (*self._holders, *self._wrappers)}
+        dead, wrappers = [*compat.known_groups(), self._store], list(held.values())
         self._holders = []
         for wrapper in wrappers:
-            if isinstance(wrapper, nn.parallel.DistributedDataParallel):
+            # One whose making failed has no reducer.
+            if isinstance(wrapper, nn.parallel.DistributedDataParallel) and hasattr(
+                wrapper, "reducer"
+            ):
                 compat.disarm(wrapper)
                 wrapper.register_forward_pre_hook(_refuse_left)
         if dist.is_initialized():
             with contextlib.suppress(Exception):
                 dist.destroy_process_group()
         _graveyard.bury(dead, wrappers, self._sockets)
+
+    def _note_wrapper(self, module: nn.Module, _name: str, _inside: nn.Module | None) -> None:
+        if isinstance(module, nn.parallel.DistributedDataParallel):
+            self._wrappers.add(module)
 
 
 def _refuse_left(*_: Any) -> None:

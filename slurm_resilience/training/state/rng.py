@@ -11,9 +11,18 @@ from typing import Any
 import torch
 
 PLACE = 624
-"""numpy's Mersenne twister: so many words of 32 bits, and then the place in them."""
+"""A Mersenne twister: so many words of 32 bits, and the place in them."""
+_WORDS = ctypes.c_uint32 * (PLACE + 1)
+"""The words and the place, in either order."""
+Ends = tuple[memoryview, ...]
+"""The first and the last of them in a generator's own memory; empty: they cannot be looked at."""
 MAY_HAVE_CUDA = torch.backends.cuda.is_built()  # type: ignore[no-untyped-call]
 """False: this build of torch has none, so no step need ask whether it is in use."""
+
+
+def _ends(words: Any) -> Ends:
+    view = memoryview(words).cast("B")
+    return view[:16], view[-16:]
 
 
 class _NumpyState:
@@ -27,9 +36,9 @@ class _NumpyState:
 
     def __init__(self) -> None:
         self._generator: Any = None
-        self._words: Any = None
-        """None: something was drawn, or they cannot be looked at."""
-        self._seen: tuple[int, ...] = ()
+        self._ends: Ends = ()
+        """Empty too when something was drawn."""
+        self._seen = b""
         self._state: Any = None
 
     def read(self, library: Any) -> Any:
@@ -40,17 +49,16 @@ class _NumpyState:
         """
         generator = library.random.get_bit_generator()
         if generator is not self._generator:
-            self._generator, self._words = generator, _words(library, generator)
+            self._generator, self._ends = generator, _numpys_ends(library, generator)
             self._state = None
-        if self._words is None:
+        if not self._ends:
             return library.random.get_state(legacy=False)
-        words, known = self._words, self._state
-        now = words[PLACE], words[0], words[1], words[PLACE - 1]
+        known, now = self._state, b"".join(self._ends)
         if known is not None and now == self._seen:
             return known
         found = library.random.get_state(legacy=False)
         if known is not None or found["has_gauss"]:
-            self._words = None
+            self._ends = ()
         self._state, self._seen = found, now
         return found
 
@@ -59,17 +67,54 @@ class _NumpyState:
         self._generator = None
 
 
-def _words(library: Any, generator: Any) -> Any:
-    """Return a Mersenne twister's words where they lie; None: it is another generator, or they do
-    not lie there."""
+def _numpys_ends(library: Any, generator: Any) -> Ends:
     if type(generator) is not library.random.MT19937:
-        return None
-    words = (ctypes.c_uint32 * (PLACE + 1)).from_address(generator.ctypes.state_address)
+        return ()
+    words = _WORDS.from_address(generator.ctypes.state_address)
     state = generator.state["state"]
-    return words if list(words) == [*state["key"].tolist(), state["pos"]] else None
+    return _ends(words) if list(words) == [*state["key"].tolist(), state["pos"]] else ()
+
+
+class _RandomState:
+    """`random`'s state, read anew when something was drawn: it is a tuple of 625 numbers, whose
+    25 KB each step would push out of the processor's cache. A few of the generator's words, and the
+    normal number that is held back, tell whether anything was drawn.
+
+    Where the words lie is no part of Python's interface. They are compared once with what Python
+    tells, and not looked at where they differ.
+
+    Args:
+        generator: the one behind the module's functions.
+    """
+
+    def __init__(self, generator: Any) -> None:
+        self._generator = generator
+        self._ends = _pythons_ends(generator)
+        self._seen: tuple[bytes, Any] = b"", None
+        self._state: Any = None
+
+    def read(self) -> Any:
+        """Return `random.getstate`'s answer."""
+        generator = self._generator
+        if not self._ends:
+            return generator.getstate()
+        now = b"".join(self._ends), generator.gauss_next
+        if now != self._seen:
+            self._state, self._seen = generator.getstate(), now
+        return self._state
+
+
+def _pythons_ends(generator: random.Random) -> Ends:
+    start = object.__basicsize__
+    if type(generator).__basicsize__ < start + ctypes.sizeof(_WORDS):
+        return ()
+    words = _WORDS.from_address(id(generator) + start)
+    _, (*numbers, place), _ = generator.getstate()
+    return _ends(words) if list(words) == [place, *numbers] else ()
 
 
 _numpy = _NumpyState()
+_random = _RandomState(random.getstate.__self__)  # type: ignore[attr-defined]
 
 
 def read() -> dict[str, Any]:
@@ -79,7 +124,7 @@ def read() -> dict[str, Any]:
     """
     found: dict[str, Any] = {
         "torch": torch.default_generator.get_state(),
-        "random": random.getstate(),
+        "random": _random.read(),
     }
     if MAY_HAVE_CUDA and torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
         found["cuda"] = torch.cuda.get_rng_state()

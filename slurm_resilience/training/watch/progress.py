@@ -41,7 +41,8 @@ class Progress:
             clock: seconds, never going back.
         """
         self._clock = clock
-        self._mark = ProgressMark(-1, "", clock())
+        # A bare tuple takes no call to make.
+        self._mark = (-1, "", clock())
         self._begun = -1.0
         """When the step began; negative: none is under way."""
         self._waited = 0.0
@@ -52,21 +53,21 @@ class Progress:
 
     @property
     def last(self) -> ProgressMark:
-        return self._mark
+        return ProgressMark(*self._mark)
 
     def begin(self, step: int) -> None:
         """Begin a step; or go on with it, if it is the one that is under way."""
-        if self._begun >= 0 and self._mark.step == step:
+        if self._begun >= 0 and self._mark[0] == step:
             self.mark(FIRST)
             return
         now = self._clock()
         self._begun, self._waited = now, 0.0
-        self._mark = ProgressMark(step, FIRST, now)
+        self._mark = (step, FIRST, now)
 
     def abandon(self) -> None:
         """Give up the step that is under way: it will not be committed."""
         self._begun = -1.0
-        self._mark = ProgressMark(self._mark.step, "", self._clock())
+        self._mark = (self._mark[0], "", self._clock())
 
     def mark(self, phase: str) -> None:
         """Note that the main thread is in this phase from now on."""
@@ -74,14 +75,15 @@ class Progress:
         step, before, at = self._mark
         if before in (COLLECTIVE, PAUSED):
             self._waited += now - at
-        self._mark = ProgressMark(step, phase, now)
+        self._mark = (step, phase, now)
 
     def commit(self, step: int) -> float:
         """Note that a step is done; return its seconds, 0 when none had begun."""
         now = self._clock()
-        if self._mark.phase in (COLLECTIVE, PAUSED):
-            self._waited += now - self._mark.at
-        self._mark = ProgressMark(step, BETWEEN, now)
+        _, before, at = self._mark
+        if before in (COLLECTIVE, PAUSED):
+            self._waited += now - at
+        self._mark = (step, BETWEEN, now)
         if self._begun < 0:
             return 0.0
         self.step_seconds = now - self._begun

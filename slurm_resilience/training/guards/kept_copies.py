@@ -1,0 +1,133 @@
+"""See copies of the parameters that go along with them, as averages do, and are not tracked: a
+module made by `copy.deepcopy`, or a plain list, tuple or dict of tensors.
+
+A copy goes along if it has the parameters' shapes, lies close to them, and is written to. One that
+is only read (weights to compare with) is none, nor are gradients that a program adds up itself.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import nn
+from torch.distributed.tensor import DTensor
+
+from slurm_resilience.training.compat import versions
+from slurm_resilience.training.state import adapters
+
+LOOKED_AT = 4096
+"""Numbers of a parameter that are compared."""
+CLOSE_SHARE = 0.5
+"""A copy is no further from the parameters than this part of their own size."""
+
+
+class _Copy(NamedTuple):
+    kind: str
+    first: weakref.ref[torch.Tensor]
+    """Its first tensor: a copy that the program lets go of is not kept."""
+    version: int
+
+
+class _Like(NamedTuple):
+    kind: type
+    """Type of the module."""
+    names: tuple[str, ...]
+    parameters: tuple[nn.Parameter, ...]
+
+
+class KeptCopies:
+    """Those of this process that were there when it was looked."""
+
+    def __init__(self) -> None:
+        self._found: list[_Copy] = []
+
+    def look(
+        self,
+        everything: Iterable[Any],
+        modules: Iterable[nn.Module],
+        others: Iterable[nn.Module] = (),
+    ) -> None:
+        """Find them.
+
+        Args:
+            everything: objects of this process.
+            modules: those that are tracked.
+            others: copies that are told of otherwise.
+        """
+        kept: dict[int, _Copy] = {}  # by the first tensor: a module has a table of its own as well
+        likes = [like for module in modules for like in _likes(adapters.unwrap(module))]
+        kinds = {like.kind for like in likes}
+        sizes = {len(like.parameters) for like in likes}
+        known = {id(one) for like in likes for p in like.parameters for one in (p, p.grad)}
+        known |= {id(one) for other in others for one in other.parameters()}
+        for thing in everything if likes else ():
+            kind = type(thing)
+            if kind is list or kind is tuple:
+                if len(thing) not in sizes:
+                    continue
+            elif kind is not dict and kind not in kinds:
+                continue
+            for like in likes:
+                tensors = _tensors(thing, like)
+                if len(tensors) == len(like.parameters) and _goes_along(tensors, like, known):
+                    (version,) = versions(tensors[:1])
+                    copy = _Copy(kind.__name__, weakref.ref(tensors[0]), version)
+                    kept.setdefault(id(tensors[0]), copy)
+                    break
+        self._found = list(kept.values())
+
+    def written(self) -> tuple[str, ...]:
+        """Return the kinds of those that were written to since; each is told once."""
+        used: list[_Copy] = []
+        rest: list[_Copy] = []
+        for copy in self._found:
+            first = copy.first()
+            if first is not None:
+                is_used = versions([first])[0] != copy.version
+                (used if is_used else rest).append(copy)
+        self._found = rest
+        return tuple(dict.fromkeys(copy.kind for copy in used))
+
+
+def _likes(module: nn.Module) -> Iterator[_Like]:
+    """Yield what copies may be like: all parameters, or those that train. (One alone is like too
+    much else; and what takes a collective to be read is not.)"""
+    named = dict(module.named_parameters())
+    trained = {name: one for name, one in named.items() if one.requires_grad}
+    for each in (named, trained) if len(trained) < len(named) else (named,):
+        if len(each) > 1 and all(map(_is_plain, each.values())):
+            yield _Like(type(module), tuple(each), tuple(each.values()))
+
+
+def _tensors(thing: Any, like: _Like) -> Sequence[Any]:
+    """Return what may be the copies, in the parameters' order."""
+    if isinstance(thing, dict):
+        return [thing.get(name) for name in like.names] if like.names[0] in thing else ()
+    if isinstance(thing, nn.Module):
+        named = dict(thing.named_parameters())
+        return [named.get(name) for name in like.names]
+    return thing if isinstance(thing, list | tuple) else ()
+
+
+@torch.no_grad()
+def _goes_along(tensors: Sequence[Any], like: _Like, known: set[int]) -> bool:
+    parameters = like.parameters
+    for one, parameter in zip(tensors, parameters, strict=True):
+        if not isinstance(one, torch.Tensor) or id(one) in known or not _is_plain(one):
+            return False
+        other = one.shape != parameter.shape or one.device != parameter.device
+        if other or not one.is_floating_point() or one.data_ptr() == parameter.data_ptr():
+            return False
+    apart = size = 0.0
+    for one, parameter in zip(tensors, parameters, strict=True):
+        here = parameter.detach().flatten()[:LOOKED_AT].double()
+        apart += float((one.detach().flatten()[:LOOKED_AT].double() - here).square().sum())
+        size += float(here.square().sum())
+    return apart <= CLOSE_SHARE**2 * size
+
+
+def _is_plain(one: torch.Tensor) -> bool:
+    return not (isinstance(one, DTensor) or nn.parameter.is_lazy(one) or one.is_meta)

@@ -78,18 +78,6 @@ def test_a_generator_that_is_not_used_is_read_once(monkeypatch: pytest.MonkeyPat
         np.random.set_bit_generator(before)
 
 
-def test_the_numbers_of_random_are_made_anew_only_after_a_draw() -> None:
-    first = rng.read()["random"]
-    assert rng.read()["random"] is first
-    random.gauss(0, 1)
-    second = rng.read()["random"]
-    assert second == random.getstate() != first
-    random.gauss(0, 1)  # the one that was held back: no word of the generator changes
-    assert rng.read()["random"] == random.getstate() != second
-    random.setstate(first)
-    assert rng.read()["random"] == first
-
-
 def test_another_generator_is_read_too() -> None:
     before = np.random.get_bit_generator()
     np.random.set_bit_generator(np.random.PCG64(1))

@@ -11,9 +11,8 @@ from typing import Any
 import torch
 
 PLACE = 624
-"""A Mersenne twister: so many words of 32 bits, and the place in them."""
+"""numpy's Mersenne twister: so many words of 32 bits, and then the place in them."""
 _WORDS = ctypes.c_uint32 * (PLACE + 1)
-"""The words and the place, in either order."""
 Ends = tuple[memoryview, ...]
 """The first and the last of them in a generator's own memory; empty: they cannot be looked at."""
 MAY_HAVE_CUDA = torch.backends.cuda.is_built()  # type: ignore[no-untyped-call]
@@ -75,46 +74,7 @@ def _numpys_ends(library: Any, generator: Any) -> Ends:
     return _ends(words) if list(words) == [*state["key"].tolist(), state["pos"]] else ()
 
 
-class _RandomState:
-    """`random`'s state, read anew when something was drawn: it is a tuple of 625 numbers, whose
-    25 KB each step would push out of the processor's cache. A few of the generator's words, and the
-    normal number that is held back, tell whether anything was drawn.
-
-    Where the words lie is no part of Python's interface. They are compared once with what Python
-    tells, and not looked at where they differ.
-
-    Args:
-        generator: the one behind the module's functions.
-    """
-
-    def __init__(self, generator: Any) -> None:
-        self._generator = generator
-        self._ends = _pythons_ends(generator)
-        self._seen: tuple[bytes, Any] = b"", None
-        self._state: Any = None
-
-    def read(self) -> Any:
-        """Return `random.getstate`'s answer."""
-        generator = self._generator
-        if not self._ends:
-            return generator.getstate()
-        now = b"".join(self._ends), generator.gauss_next
-        if now != self._seen:
-            self._state, self._seen = generator.getstate(), now
-        return self._state
-
-
-def _pythons_ends(generator: random.Random) -> Ends:
-    start = object.__basicsize__
-    if type(generator).__basicsize__ < start + ctypes.sizeof(_WORDS):
-        return ()
-    words = _WORDS.from_address(id(generator) + start)
-    _, (*numbers, place), _ = generator.getstate()
-    return _ends(words) if list(words) == [place, *numbers] else ()
-
-
 _numpy = _NumpyState()
-_random = _RandomState(random.getstate.__self__)  # type: ignore[attr-defined]
 
 
 def read() -> dict[str, Any]:
@@ -124,7 +84,7 @@ def read() -> dict[str, Any]:
     """
     found: dict[str, Any] = {
         "torch": torch.default_generator.get_state(),
-        "random": _random.read(),
+        "random": random.getstate(),
     }
     if MAY_HAVE_CUDA and torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
         found["cuda"] = torch.cuda.get_rng_state()

@@ -1,7 +1,9 @@
 #include <arpa/inet.h>
+#include <errno.h>
 #include <fcntl.h>
 #include <inttypes.h>
 #include <netinet/in.h>
+#include <poll.h>
 #include <signal.h>
 #include <stdint.h>
 #include <stdio.h>
@@ -19,6 +21,9 @@
 #define TOKEN_BYTES 65
 /* Well below what every network carries in one piece. */
 #define DATAGRAM_BYTES 600
+/* An end is told again where the supervisor does not answer within so long, then twice and four times as long. */
+#define FIRST_WAIT_MS 100
+#define TIMES 3
 
 struct target {
 	char token[TOKEN_BYTES]; /* empty: nowhere */
@@ -31,6 +36,7 @@ struct target {
 };
 
 static struct target target;
+static bool unheard; /* it did not answer once, so it is not waited for any more */
 
 static bool parse(const char *text, struct target *to)
 {
@@ -86,6 +92,56 @@ static void send_datagram(const char *text, size_t length)
 	close(fd);
 }
 
+static long long now_ms(void)
+{
+	struct timespec now;
+
+	clock_gettime(CLOCK_MONOTONIC, &now);
+	return (long long)now.tv_sec * 1000 + now.tv_nsec / 1000000;
+}
+
+/* Wait for one answer. 1: it came; 0: it did not come in time; -1: none will come. */
+static int answered(int fd, const char *answer, int wait_ms)
+{
+	long long left, until = now_ms() + wait_ms;
+	struct pollfd news = {.fd = fd, .events = POLLIN};
+	char heard[DATAGRAM_BYTES];
+	ssize_t got;
+
+	while ((left = until - now_ms()) > 0) {
+		if (poll(&news, 1, (int)left) <= 0)
+			continue; /* a signal, or the time is over */
+		got = recv(fd, heard, sizeof(heard), MSG_DONTWAIT);
+		if (got < 0 && errno != EAGAIN && errno != EINTR)
+			return -1;
+		if (got == (ssize_t)strlen(answer) && memcmp(heard, answer, (size_t)got) == 0)
+			return 1;
+	}
+	return 0;
+}
+
+/*
+ * Tell of an end until it is heard: networks lose datagrams, and the other tasks of a crashed one would wait for it for
+ * ever. Where no answer comes, slurmstepd waits for less than a second, once.
+ */
+static void send_until_heard(const char *text, size_t length, const char *answer)
+{
+	int fd = socket(target.address.any.sa_family, SOCK_DGRAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
+	int heard = 0;
+
+	if (fd < 0)
+		return;
+	if (connect(fd, &target.address.any, target.length) == 0) {
+		for (int i = 0; i < TIMES && heard == 0; i++) {
+			if (send(fd, text, length, MSG_DONTWAIT | MSG_NOSIGNAL) < 0 || unheard)
+				break;
+			heard = answered(fd, answer, FIRST_WAIT_MS << i);
+		}
+		unheard |= heard != 1;
+	}
+	close(fd);
+}
+
 void task_report_began(spank_t sp)
 {
 	char text[DATAGRAM_BYTES], node[HOST_BYTES];
@@ -109,7 +165,7 @@ void task_report_began(spank_t sp)
 
 void task_report_ended(spank_t sp)
 {
-	char text[DATAGRAM_BYTES];
+	char text[DATAGRAM_BYTES], answer[DATAGRAM_BYTES];
 	uint32_t step, node_id, task;
 	int status, length;
 	bool out_of_memory = false;
@@ -130,6 +186,7 @@ void task_report_ended(spank_t sp)
 			  "sres1 %s ended %" PRIu32 " %" PRIu32 " %" PRIu32 " %d %d %lld.%03ld", target.token,
 			  step, node_id, task, status, out_of_memory, (long long)now.tv_sec,
 			  now.tv_nsec / 1000000);
+	snprintf(answer, sizeof(answer), "sres1 %s heard %" PRIu32 " %" PRIu32, target.token, step, task);
 	if (length > 0 && (size_t)length < sizeof(text))
-		send_datagram(text, (size_t)length);
+		send_until_heard(text, (size_t)length, answer);
 }

@@ -1,6 +1,7 @@
 /*
- * Tell the supervisor that a node's tasks began and how each task ended: one datagram each, sent without
- * ever waiting. A node that cannot reach the supervisor loses detail, and nothing else.
+ * Tell the supervisor that a node's tasks began and how each task ended. That they began is one datagram, sent
+ * without ever waiting; an end is sent again until it is heard, for less than a second. A node that cannot reach
+ * the supervisor loses detail, and nothing else.
  *
  * Where to is the value of --sres-report: TOKEN,PORT,ADDRESS. The token proves to the supervisor that a
  * datagram comes from its own step.

@@ -11,6 +11,7 @@ import ctypes
 import os
 import re
 import shutil
+import socket
 import subprocess
 import sys
 import threading
@@ -430,6 +431,34 @@ def test_kill_on_bad_exit_hides_no_end(site: Site, tmp_path: Path) -> None:
     program = f"{lives}; until [ -e {began} ]; do sleep 0.1; done; exit 5"
     first = reports_of(site, program, "-K", expected=2).ends()[0]
     assert (first.task, first.node, first.code) == (1, "n2", 5)
+
+
+def test_an_end_that_the_network_loses_is_told_again(site: Site) -> None:
+    """The other tasks of one that crashed would wait for it without end."""
+    heard: list[str] = []
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as listening:
+        listening.bind(("127.0.0.1", 0))
+        listening.settimeout(30)
+        target = f"0123abcd,{listening.getsockname()[1]},127.0.0.1"
+        program = ("-n1", "-N1", "/bin/sh", "-c", "ulimit -c 0; kill -SEGV $$")
+
+        def listen() -> None:
+            while len(heard) < 3:
+                datagram, sender = listening.recvfrom(1000)
+                _, _, kind, step, _, task, *_ = words = datagram.decode().split()
+                if kind != "ended":
+                    continue
+                heard.append(" ".join(words))
+                # The first is lost, and so is the answer to the second.
+                text = f"sres1 {'0123abcd' if len(heard) == 3 else 'ffff'} heard {step} {task}"
+                listening.sendto(text.encode(), sender)
+
+        listener = threading.Thread(target=listen)
+        listener.start()
+        site.flagged(*program, carrier=STEP, REPORT_TO=target)
+        listener.join(30)
+    assert len(heard) == 3
+    assert len(set(heard)) == 1
 
 
 @pytest.mark.parametrize(

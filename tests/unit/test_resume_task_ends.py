@@ -194,6 +194,21 @@ def test_an_end_counts_once() -> None:
     assert step.crash() is None, "an exit code of its own is no crash"
 
 
+def test_an_end_is_answered_each_time_and_only_to_who_has_the_token() -> None:
+    """slurmstepd tells it again, where the answer was lost."""
+    step, _ = reports()
+    token, port, host = step.target.split(",")
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sender:
+        sender.connect((host, int(port)))
+        sender.settimeout(10)
+        sender.send(f"sres1 {TOKEN} ended 4 1 3 11 0 5.0".encode())
+        sender.send(f"sres1 {token} began 4 0 n9".encode())
+        for _ in range(2):
+            sender.send(f"sres1 {token} ended 4 1 3 11 0 5.0".encode())
+            assert sender.recv(1000) == f"sres1 {token} heard 4 3".encode()
+        assert step.crash() == TaskEnd(4, 1, 3, 139, True, False, 5.0)
+
+
 def test_without_the_token_nothing_is_taken() -> None:
     step, send = reports()
     send(f"sres1 {TOKEN} ended 4 1 3 11 0 5.0")

@@ -5,6 +5,10 @@ each task that ends::
 
     sres1 TOKEN began STEP NODE_ID NODE NODES TASKS
     sres1 TOKEN ended STEP NODE_ID TASK WAIT_STATUS OUT_OF_MEMORY SECONDS
+
+An end is told again until it is answered, a few times::
+
+    sres1 TOKEN heard STEP TASK
 """
 
 from __future__ import annotations
@@ -100,6 +104,16 @@ def parse(datagram: bytes) -> tuple[str, NodeBegan | TaskEnd] | None:
     except (ValueError, OverflowError):
         return None
     return None
+
+
+def answer(token: str, end: TaskEnd) -> bytes:
+    """Return what tells slurmstepd that it was heard.
+
+    Args:
+        token: as it came with the end.
+        end: as it came.
+    """
+    return b"%s %s heard %d %d" % (_VERSION, token.encode(), end.step, end.task)
 
 
 def _number(word: bytes) -> int:

@@ -1,7 +1,8 @@
 """Receive what slurmstepd tells of a step's tasks: on which nodes they began, how each one ended.
 
-It comes as datagrams, so that slurmstepd never waits for us, and a lost one costs detail only. Each
-srun has a token of its own: what does not carry it is not read.
+It comes as datagrams, so that slurmstepd never waits long for us. A lost one that tells of a node's
+beginning costs detail only; each end is answered, and told again until it is. Each srun has a token
+of its own: what does not carry it is not read.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from slurm_resilience.resume.decide.task_ends import (
     DATAGRAM_BYTES,
     NodeBegan,
     TaskEnd,
+    answer,
     first_failure,
     parse,
 )
@@ -172,7 +174,7 @@ class TaskReports:
     def _receive(self, listening: socket.socket) -> None:
         while True:
             # One byte more than may be sent, so that a longer one is seen to be longer.
-            datagram = listening.recv(DATAGRAM_BYTES + 1)
+            datagram, sender = listening.recvfrom(DATAGRAM_BYTES + 1)
             read = parse(datagram)
             if read is None:
                 continue
@@ -181,3 +183,7 @@ class TaskReports:
                 reports = self._of_token.get(token)
             if reports is not None:
                 reports.take(told)
+                if isinstance(told, TaskEnd):
+                    # It is told again, where this cannot be sent.
+                    with contextlib.suppress(OSError):
+                        listening.sendto(answer(token, told), socket.MSG_DONTWAIT, sender)

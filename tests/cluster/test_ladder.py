@@ -264,7 +264,8 @@ def check_it_goes_on(job: CellJob, wait_for: WaitFor, nodes: list[str]) -> None:
     assert hosts == set(nodes) if again else True, job
     assert {task["restarts"] for task in last} == {int(cell.rung == "requeue")}, job
     if cell.rung != "requeue":
-        assert "recovered: attempt 2" in job.log(), job
+        # One in between may die before it is seen to run.
+        assert f"recovered: attempt {len(attempts)}" in job.log(), job
 
 
 def check_it_stops(job: CellJob, wait_for: WaitFor) -> None:

@@ -187,8 +187,9 @@ class TrainingWatch:
         known = self._seat_map(step, nodes, observer)
         if known is not None and is_launchers(rendezvous):
             return msgspec.structs.replace(known, needs_all=True)
-        if known is None and observer.picture().running:
-            self._tell_unwatched()
+        running = bool(observer.picture().running)
+        if known is None and (running or self._told is not None):
+            self._tell_unwatched(running)
         return known
 
     def note_losses(self, step: SrunStep, watched: tuple[Path, Observer]) -> None:
@@ -207,14 +208,15 @@ class TrainingWatch:
         if read_outcome(rendezvous) is None:
             self._lost_in_training = ended
 
-    def _tell_unwatched(self) -> None:
+    def _tell_unwatched(self, running: bool) -> None:
         now = self._context.clock.monotonic()
         self._told = now if self._told is None else self._told
         if now - self._told >= SAY_SECONDS:
             self._told = now
+            begins = "the training steps, but" if running else "the training does not step, and"
             report.say(
-                "the training steps, but nothing of it is started again yet when it is lost: not "
-                "all of its seats were seen, or Slurm does not show its step"
+                f"{begins} nothing of it is started again yet when it is lost: not all of its "
+                "seats were seen, or Slurm does not show its step"
             )
 
     def _seat_map(

@@ -430,7 +430,8 @@ class ResumeRun:
             world.broken(ResumeRule.FALSE_SUCCESS, "the program has not ended well")
         ended = world.seen.person_ended_at is not None or world.job.state != "RUNNING"
         known = progress.srun_saw_it and world.program.end_was_told()
-        if code and known and progress.all_done and not ended:
+        # What a task's own srun says of its step is taken for a person's cancel of this one.
+        if code and known and progress.all_done and not (ended or world.is_fooled):
             world.broken(ResumeRule.FALSE_FAILURE, f"exit code {code}")
 
     def _comes_back(self) -> bool:

@@ -69,6 +69,8 @@ START_LOOK_SECONDS = 0.1
 """Between two looks whether the tasks of a further attempt run; ever longer, up to a second."""
 START_SECONDS = 5.0
 """A step that Slurm shows for this long runs, though srun's connections do not show it."""
+UNTOLD_SECONDS = 60.0
+"""The same where slurmstepd tells of its tasks' beginning, and does not: a prolog may run first."""
 MOST_SHARE = 0.5
 """Tasks that have ended well, when the program is taken to come to its end."""
 SEATS_SECONDS = 1.0
@@ -695,19 +697,24 @@ class Supervisor:
         context = self._context
         if self._starting is None or not step.is_complete:
             return
-        connected = True
+        connected, nodes = True, 0
         for part in step.parts:
             job = part.job or self._allocation.id
             info = find_step(part, context.client, job, context.host)
             if info is None or not info.step.isdecimal():
                 return
+            nodes += len(info.nodes)
             # Each node connects to srun before it starts its tasks.
             connected &= self._host_calls.connections(part) >= len(info.nodes)
         now = context.clock.monotonic()
         self._shown_since = self._shown_since or now
         if step.ends_from_outside:
             return  # it may have been told to end while Slurm was asked
-        if connected or now - self._shown_since >= START_SECONDS:
+        shown_for, tells = now - self._shown_since, bool(step.reports.target)
+        begun = len(step.reports.nodes()) >= nodes
+        # A node connects to tell that its prolog failed, too.
+        by_connections = connected and (not tells or shown_for >= START_SECONDS)
+        if begun or by_connections or shown_for >= (UNTOLD_SECONDS if tells else START_SECONDS):
             self._say_recovered(self._starting)
             self._starting = None
 

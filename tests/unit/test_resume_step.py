@@ -592,7 +592,7 @@ def test_a_job_that_slurm_holds_for_a_prolog_is_told_of(
 
 @pytest.mark.parametrize("ends", [False, True])
 def test_a_step_that_ends_while_slurm_is_asked_for_it_is_not_told_as_recovered(ends: bool) -> None:
-    part: Any = SimpleNamespace(job=7, pid=100, ends_from_outside=False)
+    part: Any = SimpleNamespace(job=7, pid=100, ends_from_outside=False, reports=StepReports(""))
 
     def steps(job: int) -> tuple[StepInfo, ...]:
         part.ends_from_outside = ends
@@ -611,6 +611,45 @@ def test_a_step_that_ends_while_slurm_is_asked_for_it_is_not_told_as_recovered(e
     )
     Supervisor._report_recovered(supervisor, StepSet(part))
     assert said == ([] if ends else ["attempt 2"])
+
+
+@pytest.mark.parametrize(
+    ("target", "begun", "connections", "seconds", "told"),
+    [
+        ("", (), 1, 4.0, False),
+        ("", (), 1, 6.0, True),
+        ("", (), 2, 0.0, True),
+        # Its node may run a prolog, and connects to tell that it failed.
+        ("0a,1,::1", (), 1, 59.0, False),
+        ("0a,1,::1", (0,), 1, 59.0, False),
+        ("0a,1,::1", (0,), 2, 4.0, False),
+        ("0a,1,::1", (0,), 2, 6.0, True),
+        ("0a,1,::1", (0, 1), 1, 0.0, True),
+        ("0a,1,::1", (), 1, 61.0, True),
+    ],
+)
+def test_a_step_runs_when_each_of_its_nodes_has_begun(
+    target: str, begun: tuple[int, ...], connections: int, seconds: float, told: bool
+) -> None:
+    reports = StepReports(target)
+    for node in begun:
+        reports.take(NodeBegan(1, node, f"n{node}", nodes=2, tasks=2))
+    part: Any = SimpleNamespace(job=7, pid=100, ends_from_outside=False, reports=reports)
+    info = StepInfo(7, "1", ("n0", "n1"), "n0", 100, 2)
+    clock = SimpleNamespace(monotonic=lambda: 1000.0 + seconds)
+    said: list[str] = []
+    supervisor: Any = SimpleNamespace(
+        _starting="attempt 2",
+        _context=SimpleNamespace(
+            client=SimpleNamespace(steps=lambda _: (info,)), host="n0", clock=clock
+        ),
+        _allocation=SimpleNamespace(id=7),
+        _host_calls=SimpleNamespace(connections=lambda _: connections),
+        _shown_since=1000.0,
+        _say_recovered=said.append,
+    )
+    Supervisor._report_recovered(supervisor, StepSet(part))
+    assert bool(said) == told
 
 
 NO_THREAD = "pthread_create error Resource temporarily unavailable"

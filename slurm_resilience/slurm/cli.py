@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
-import errno
 import os
 import re
 import resource
@@ -15,6 +14,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from threading import Event
 
+from slurm_resilience.child_exits import PASSING_ERRORS
 from slurm_resilience.clock import SYSTEM_CLOCK
 from slurm_resilience.errors import (
     MissingTool,
@@ -62,17 +62,6 @@ _KINDS: tuple[tuple[type[SlurmError | NotFound | NotPermitted], str], ...] = (
 )
 
 
-_PASSING = (
-    errno.EAGAIN,
-    errno.ENOMEM,
-    errno.EMFILE,
-    errno.ENFILE,
-    errno.ESTALE,
-    errno.EIO,
-    errno.ETIMEDOUT,
-)
-"""No command can be started now: memory or processes are used up, say, on a machine whose programs
-are about to be ended for it, or the file system of Slurm's commands fails for a moment."""
 MOST_NAMES = 10_000
 """Jobs whose names are remembered."""
 TOP_PRIORITY = 4294967200
@@ -432,7 +421,7 @@ def _ended(early: Printed) -> subprocess.CompletedProcess[str]:
 
 
 def _not_started(path: str, error: OSError) -> SlurmUnreachable | MissingTool:
-    if error.errno in _PASSING:
+    if error.errno in PASSING_ERRORS:
         return SlurmUnreachable(f"{path} cannot be started now: {error}")
     return MissingTool(f"{path} cannot be started: {error}")
 

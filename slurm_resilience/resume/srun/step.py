@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
-import errno
 import fcntl
 import os
 import signal
@@ -15,6 +14,7 @@ from typing import NamedTuple
 
 import msgspec
 
+from slurm_resilience.child_exits import PASSING_ERRORS
 from slurm_resilience.clock import Clock, SystemClock
 from slurm_resilience.errors import MissingTool, SlurmUnreachable, SresError
 from slurm_resilience.resume import report
@@ -35,17 +35,6 @@ from slurm_resilience.slurm.client import SlurmClient, StepInfo
 _libc = ctypes.CDLL(None)
 _PR_SET_PDEATHSIG = 1
 
-_PASSING = (
-    errno.EAGAIN,
-    errno.ENOMEM,
-    errno.EMFILE,
-    errno.ENFILE,
-    errno.ESTALE,
-    errno.EIO,
-    errno.ETIMEDOUT,
-)
-"""No srun can be started now: memory or the user's processes are used up, say, as the dead step's
-are still being ended, or the file system that srun lies on fails for a moment."""
 _READ_BYTES = 65536
 _PIPE_BYTES = 1 << 20
 OUTPUT_SECONDS = 1.0
@@ -205,7 +194,7 @@ class SrunStep:
         except OSError as error:
             for source, _ in pipes.values():
                 os.close(source)
-            if error.errno in _PASSING:
+            if error.errno in PASSING_ERRORS:
                 raise SlurmUnreachable(f"{argv[0]} cannot be started now: {error}") from None
             raise MissingTool(f"{argv[0]} cannot be started: {error}") from None
         finally:

@@ -345,3 +345,26 @@ def _read(path: Path) -> str:
         return attempt.read_token(path)
     except OSError:
         return ""
+
+
+def forget_attempt(directory: str) -> None:
+    """Remove what an earlier attempt wrote: it does not hold for the next one."""
+    if not directory:
+        return
+    found: list[Path] = []
+    # Not by patterns: a step's start would wait until they are translated.
+    with contextlib.suppress(OSError):  # it was removed
+        found = list(Path(directory).iterdir())
+    if not found:
+        return
+    # Late: there is nothing before the first attempt.
+    import shutil
+
+    from slurm_resilience.mesh.rendezvous import HOLD_PREFIX
+
+    for path in found:
+        if path.name.startswith("mesh") or path.name in ("run", "left"):
+            shutil.rmtree(path, ignore_errors=True)
+        elif path.name.startswith(HOLD_PREFIX):
+            with contextlib.suppress(OSError):
+                path.unlink()

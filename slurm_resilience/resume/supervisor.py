@@ -5,76 +5,49 @@ start srun → it ends, or a node of it turns bad → classify → plan → rela
 
 from __future__ import annotations
 
-import contextlib
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
+from functools import cached_property
 from typing import TYPE_CHECKING
 
 import msgspec
 
 from slurm_resilience.clock import Clock, SteadyClock, SystemClock
 from slurm_resilience.config import Config, HangSettings
-from slurm_resilience.errors import IllegalTransition, SresError
+from slurm_resilience.errors import SresError
 from slurm_resilience.model import Job, Node
 from slurm_resilience.resume import report
 from slurm_resilience.resume.allocation.allocation import Allocation
-from slurm_resilience.resume.allocation.companion import end_earlier, lost_with, release_all
-from slurm_resilience.resume.allocation.companion_world import world_obstacle
 from slurm_resilience.resume.context import SupervisorContext
-from slurm_resilience.resume.crash_watch import CrashWatch, GatheringStage
 from slurm_resilience.resume.decide.budgets import spent
-from slurm_resilience.resume.decide.classify import Cause, Ending, classify
+from slurm_resilience.resume.decide.classify import Cause, classify
 from slurm_resilience.resume.elastic.elastic_size import ElasticSize
 from slurm_resilience.resume.elastic.size_target import SizeTarget
-from slurm_resilience.resume.evidence import gather_evidence, hear_cancels
-from slurm_resilience.resume.fence import Fence
-from slurm_resilience.resume.first_step import (
-    PlannedAttempt,
-    plan_attempt,
-    start_companion_step,
-    start_first_step,
-)
+from slurm_resilience.resume.fence import Fence, forget_attempt
+from slurm_resilience.resume.first_step import PlannedAttempt, plan_attempt, start_first_step
 from slurm_resilience.resume.history import AttemptHistory
-from slurm_resilience.resume.live_step import training
-from slurm_resilience.resume.live_step.live_steps import StepEnd
+from slurm_resilience.resume.live_step.living_program import can_live
 from slurm_resilience.resume.progress.hang_watch import HangWatch
 from slurm_resilience.resume.progress.step_source import StepSource
-from slurm_resilience.resume.recovery import NextAttempt, Recovery
 from slurm_resilience.resume.srun.command import AttemptCommand, step_nodes
-from slurm_resilience.resume.srun.environment import Attempt
 from slurm_resilience.resume.srun.host_calls import HostCalls
 from slurm_resilience.resume.srun.srun_options import SrunCommand
 from slurm_resilience.resume.srun.standard_input import StandardInput, reads_input
-from slurm_resilience.resume.srun.step import SrunStep, end_step, end_tasks_left, find_step
+from slurm_resilience.resume.srun.step import end_tasks_left
 from slurm_resilience.resume.srun.step_set import StepSet
 from slurm_resilience.resume.srun.user_signals import UserSignals
-from slurm_resilience.resume.step_layout import StepLayout
 from slurm_resilience.resume.supervisor_link import SupervisorLink
 from slurm_resilience.slurm.client import SlurmClient
 from slurm_resilience.slurm.hostlists import expand, fold
-from slurm_resilience.wire.messages import AttemptStarted, NodeVerdict
+from slurm_resilience.wire.messages import AttemptStarted
 
 if TYPE_CHECKING:
-    from slurm_resilience.mesh.observer import Observer
-    from slurm_resilience.resume.live_step.live_step import LiveStep
-    from slurm_resilience.resume.live_step.seats import SeatMap
-    from slurm_resilience.resume.progress.hang_evidence import FoundHang
+    from slurm_resilience.resume.attempt_watch import AttemptWatch
+    from slurm_resilience.resume.live_step.training import TrainingWatch
+    from slurm_resilience.resume.recovery import NextAttempt, Recovery
 
-FENCE_SECONDS = 10.0
-"""Between two looks whether the fence stands: without it no checkpoint is written."""
-ANNOUNCEMENT_SECONDS = 0.25
-"""Between two looks whether a training has announced itself."""
-START_LOOK_SECONDS = 0.1
-"""Between two looks whether the tasks of a further attempt run; ever longer, up to a second."""
-START_SECONDS = 5.0
-"""A step that Slurm shows for this long runs, though srun's connections do not show it."""
-UNTOLD_SECONDS = 60.0
-"""The same where slurmstepd tells of its tasks' beginning, and does not: a prolog may run first."""
-MOST_SHARE = 0.5
-"""Tasks that have ended well, when the program is taken to come to its end."""
-SEATS_SECONDS = 1.0
-"""Between two looks at a training's seats, until all are seen: then its step is a living one."""
+LOOK_SECONDS = 10.0
+"""Between two looks whether the fence stands, at a step that goes on without help."""
 
 
 class Supervisor:
@@ -167,28 +140,22 @@ class Supervisor:
         # Not $SLURM_RESTART_COUNT: a job that was submitted by another one may have that one's.
         restarts = job.restarts
         self._fence = Fence(client, job, restarts, host_calls)
-        self._training = training.TrainingWatch(self._context, self._fence)
+        self._lives = bool(self._fence.directory) and can_live(command, environment)
+        """Steps are started so that they outlive a node."""
         self._hangs = HangWatch(
             self._context, hangs or config.hang, source, self._fence, host_calls.steps(ports)
         )
-        self._recovery = Recovery(self._context, step_size, min_nodes)
+        self._step_size, self._min_nodes = step_size, min_nodes
         self._allocation.companions.supervisor = host_calls.pid
         self._allocation.companions.size = size
         self._allocation.companions.target = target = SizeTarget(size, wake.set)
         link.on_resize(target.take)
-        self._planned: PlannedAttempt | None = None
-        self._attempt: Attempt | None = None
         self._history = AttemptHistory(
             self._fence.history_folder, job.id, restarts, command.argv, host_calls.pid
         )
         target.keep = self._history.aims_at
         self._keeps_history = False
         """The job is requeued, and its next start goes on from here."""
-        self._starting: report.RecoveryBlock | None = None
-        """To be reported once tasks of the attempt run."""
-        self._shown_since = 0.0
-        """When Slurm was first seen to show its step, on the monotonic clock; 0: never."""
-        self._layout: StepLayout | None = None
 
     def run(self, connect: Callable[[], None] = lambda: None) -> int:
         """Return srun's exit code (as a shell shows it), when the program has ended for good.
@@ -201,7 +168,9 @@ class Supervisor:
         self._fence.begin()
         if self._fence.restarts:
             connect()
-            end_earlier(self._allocation)
+            from slurm_resilience.resume.allocation import companion  # late: as `_watch_over` says
+
+            companion.end_earlier(self._allocation)
         self._history.begin(self._context.clock)
         self._allocation.companions.target.restore(self._history.target)
         if self._fence.restarts:
@@ -227,16 +196,19 @@ class Supervisor:
                 started = self._start(number, again=step is not None)
                 if started is None:
                     return self._code_without_step()
-                is_first, step = step is None, started
+                is_first = step is None
+                planned, step = started
                 if is_first and not self._fence.restarts:
                     # What it loads, it loads while srun makes the step: the step would wait for it
                     # longer than sresctld hears of it earlier.
                     self._connect_beside_step(connect)
-                if following is not None:
-                    self._starting = following.block
-                ending, noticed = self._watch(step)
+                watch = self._watch_over(planned, step, following)
+                ending, noticed = watch.until_end()
+                self._step_nodes, self._lives = watch.nodes, self._training.lives
                 cause = classify(ending)
-                self._look_back(ending.ran_for, ending.made_progress)
+                self._recovery.look_back(
+                    self._history.endings, watch.nodes, ending.ran_for, ending.made_progress
+                )
                 began = self._history.attempts[-1].started
                 lost = self._fence.lost_seconds(began, ending.ended_at)
                 self._history.aims_at(self._allocation.companions.target.present)
@@ -278,13 +250,13 @@ class Supervisor:
             report.say(f"the supervisor failed ({error!r}); the step goes on without its help")
         else:
             report.say(f"not resumed: the supervisor failed ({error!r})")
-        while not step.wait(FENCE_SECONDS):
+        while not step.wait(LOOK_SECONDS):
             self._fence.mend()
         return step.code
 
     # -- one attempt --------------------------------------------------------------------------
 
-    def _start(self, number: int, *, again: bool) -> StepSet | None:
+    def _start(self, number: int, *, again: bool) -> tuple[PlannedAttempt, StepSet] | None:
         """Start an attempt; None: the user ended this while it was prepared."""
         context, fence = self._context, self._fence
         if again:
@@ -296,231 +268,58 @@ class Supervisor:
             fence.restarts,
             self._step_nodes,
             fence.directory,
-            self._recovery.tasks_per_node,
+            self._recovery.tasks_per_node if again else 0,
         )
-        training.forget(fence.directory)
-        self._attempt = attempt = fence.raise_for(planned.attempt)
+        forget_attempt(fence.directory)
+        attempt = fence.raise_for(planned.attempt)
         earlier = [ending.observed for ending in self._history.endings]
         planned = self._hangs.begin(msgspec.structs.replace(planned, attempt=attempt), earlier)
-        self._planned = planned
         self._allocation.own_nodes = attempt.step_nodes
         nodes = list(attempt.step_nodes)
         if again:
-            self._shown_since = 0.0
             report.say(f"starting attempt {number} on {fold(nodes)}")
             context.events.write("relaunched", attempt=number, nodes=nodes)
         context.wake.clear()
         # Before its tasks run: this host may die in the moment in which they begin.
         context.link.attempt(AttemptStarted(number, attempt.step_nodes))
         self._history.start(number, attempt.step_nodes, context.clock.now())
-        step = start_first_step(context, planned, lives=self._step_lives, again=again)
+        # A living step has one part: each would have to be joined in an allocation of its own.
+        lives = self._lives and not planned.parts
+        step = start_first_step(context, planned, lives=lives, again=again)
         if step is None:
             return None
-        self._layout = StepLayout(context, attempt, step, planned.addresses)
         context.events.write("started", attempt=number, nodes=nodes)
-        return StepSet(step, max(1, len(planned.parts)))
+        return planned, StepSet(step, max(1, len(planned.parts)))
 
-    def _watch(self, step: StepSet) -> tuple[Ending, float]:
-        """Wait until the attempt ends, or must be ended.
+    def _watch_over(
+        self, planned: PlannedAttempt, step: StepSet, following: NextAttempt | None
+    ) -> AttemptWatch:
+        # Late: a first step waits for nothing that only its end, or a fault, needs.
+        from slurm_resilience.resume.attempt_watch import AttemptWatch
 
-        Returns:
-            How it ended, and when that was noticed (seconds since the epoch).
-        """
-        progress_before = max(self._fence.progress(), self._history.last_step)
-        with contextlib.ExitStack() as stack:
-            end = self._until_end(step, stack)
-        self._settle_layout(step)
-        if self._starting is not None and end.code == 0 and not end.stopped_by_us:
-            self._say_recovered(self._starting)  # it was over before a look at it
-        self._starting = None
-        self._context.events.write("step_ended", code=end.code)
-        ending = gather_evidence(
+        return AttemptWatch(
             self._context,
-            self._fence,
-            end,
-            self._step_nodes,
-            progress_before,
-            self._hangs.observed(),
-            ended_well=not self._training.lives and self._ended_well(step) == 1.0,
-        )
-        # Slurm may have been asked for the cause for a while: that is part of the recovery.
-        return ending, end.noticed or ending.ended_at
-
-    def _until_end(self, step: StepSet, stack: contextlib.ExitStack) -> StepEnd:
-        context = self._context
-        kept_nodes: frozenset[str] = frozenset()
-        watched: tuple[Path, Observer] | None = None
-        looked = context.clock.monotonic()
-
-        def stage() -> GatheringStage:
-            return training.stage_of(watched)
-
-        crashes = CrashWatch(context, step, lives=self._step_lives, training=stage)
-        while step.running:
-            pause = self._layout_pause(self._hangs.pause(self._longest_pause(step, bool(watched))))
-            news = context.clock.wait(context.wake, crashes.pause(pause))
-            if self._layout_changed(step):
-                news, kept_nodes = True, frozenset()
-            hear_cancels(context, step.parts)
-            early = self._end_early(step, stage)
-            if early is not None:
-                return early
-            if crashes.look():
-                self._end(step, at_once=True)
-                break
-            if context.clock.monotonic() - looked >= FENCE_SECONDS:
-                looked = context.clock.monotonic()
-                self._look_around(step)
-            if self._step_lives:
-                watched = self._follow_training(step, watched, stack)
-            if not step.running or not (news or watched):
-                continue
-            context.wake.clear()
-            bad = context.link.faulty()
-            dead = any(verdict.verdict == "dead" for verdict in bad.values())
-            # Where it can go from a sick node depends on its layout. A node that could not be left
-            # may have died since.
-            kept = self._layout_is_open() or frozenset(bad) == kept_nodes
-            if dead or (bad and not kept):
-                may_leave = self._can_leave(bad)
-                if not step.running:
-                    break  # it ended while Slurm was asked, which may take minutes
-                if may_leave:
-                    return self._stop(step, bad)
-                kept_nodes = frozenset(bad)
-            if watched is not None and not bad:
-                end = self._live(step.main, *watched)
-                if end is not None:
-                    return end
-        if crashes.crash is not None:
-            crash, noticed = crashes.crash, crashes.noticed
-            return StepEnd(
-                crash.code,
-                step.speaker,
-                stopped_by_us=True,
-                noticed=noticed,
-                parts=tuple(step.parts),
-                crashed_on=crash.node,
-            )
-        told = self._training.told_end(step.main) if self._step_lives else None
-        return told or StepEnd(step.code, step.speaker, parts=tuple(step.parts))
-
-    def _longest_pause(self, step: StepSet, watched: bool) -> float:
-        """Return how long the caller may wait for news, and tell of a recovery that is complete."""
-        if self._starting is not None:
-            self._report_recovered(step)
-            return max(START_LOOK_SECONDS, min(SEATS_SECONDS, step.ran_for / 10))
-        if not self._step_lives:
-            return FENCE_SECONDS
-        return SEATS_SECONDS if watched else ANNOUNCEMENT_SECONDS
-
-    def _follow_training(
-        self, step: StepSet, watched: tuple[Path, Observer] | None, stack: contextlib.ExitStack
-    ) -> tuple[Path, Observer] | None:
-        """Return where the training meets now, and its observer; None: nowhere yet."""
-        if watched is not None:
-            self._training.note_losses(step.main, watched)
-            if not self._training.has_moved(watched[0]):
-                return watched
-        return self._training.connect(stack)
-
-    @property
-    def _step_lives(self) -> bool:
-        """Return whether this attempt's step may outlive a node: not yet where it has several
-        parts, of which each would have to be joined in an allocation of its own."""
-        parts = self._planned.parts if self._planned is not None else ()
-        return self._training.lives and not parts
-
-    def _look_around(self, step: StepSet) -> None:
-        """Do what has time, from time to time."""
-        self._fence.mend()
-        self._training.advise(step.ran_for)
-        self._look_back(step.ran_for, self._hangs.observed().got_further)
-        if not self._history.attempts[-1].next_way:
-            with contextlib.suppress(SresError):
-                way = self._recovery.next_way(
-                    self._step_nodes, self._history.endings, lives=self._training.lives
-                )
-                self._history.goes_on_by(way)
-
-    def _look_back(self, ran_for: float, further: bool) -> None:
-        """Tell of nodes that were left for nothing but what ended there."""
-        self._recovery.look_back(self._history.endings, self._step_nodes, ran_for, further)
-
-    def _end_early(self, step: StepSet, stage: Callable[[], GatheringStage]) -> StepEnd | None:
-        """End an attempt whose tasks wait in vain; None: it goes on."""
-        lost_part = step.lost_part()
-        if lost_part is not None:
-            return self._end_others(step, lost_part)
-
-        def is_over() -> bool:
-            # The others save what was computed, say. Where a few end early, by mistake, the others
-            # wait for them in a collective.
-            return stage() is GatheringStage.OVER or self._ended_well(step) >= MOST_SHARE
-
-        hang = self._hangs.look(step, self._step_nodes, is_over)
-        return self._stop_hung(step, hang) if hang is not None and step.running else None
-
-    def _ended_well(self, step: StepSet) -> float:
-        """Return the share of the tasks that have ended well, as far as is known."""
-        attempt = self._attempt
-        assert attempt is not None
-        well = sum(not end.failed for end in step.reports.ends())
-        # Before Slurm has shown the step it is a plan.
-        tasks = attempt.tasks_per_node * len(attempt.step_nodes) if attempt.step else 0
-        return well / tasks if tasks else 0.0
-
-    def _end_others(self, step: StepSet, lost: SrunStep) -> StepEnd:
-        """End the parts of an attempt that would wait for one that is gone."""
-        noticed = self._context.clock.now()
-        report.say(f"the part in job {lost.job} has ended with {lost.code}: ending the others")
-        faulty = {} if lost is step.main else lost_with(self._allocation, lost)
-        self._end(step, at_once=True)
-        return StepEnd(
-            lost.code or step.code,
-            lost,
-            # Its tasks may have ended well when Slurm told them to: the program has not.
-            stopped_by_us=not lost.code,
-            faulty=faulty,
-            noticed=noticed,
-            parts=tuple(step.parts),
+            planned,
+            step,
+            fence=self._fence,
+            history=self._history,
+            recovery=self._recovery,
+            training=self._training,
+            hangs=self._hangs,
+            block=following.block if following is not None else None,
         )
 
-    def _stop(self, step: StepSet, bad: Mapping[str, NodeVerdict]) -> StepEnd:
-        """End a step that must leave nodes."""
-        context = self._context
-        noticed = context.clock.now()
-        dead = next((v for v in bad.values() if v.verdict == "dead"), None)
-        first = dead or next(iter(bad.values()))
-        report.say(f"leaving node {first.node} ({first.reason}): ending the step")
-        context.events.write("noticed", nodes=sorted(bad))
-        gone = [name for name, verdict in bad.items() if verdict.verdict == "dead"]
-        self._end(step, at_once=dead is not None, dead=gone)
-        parts = tuple(step.parts)
-        return StepEnd(step.code, step.main, stopped_by_us=True, noticed=noticed, parts=parts)
+    @cached_property
+    def _training(self) -> TrainingWatch:
+        from slurm_resilience.resume.live_step.training import TrainingWatch  # late: as above
 
-    def _stop_hung(self, step: StepSet, hang: FoundHang) -> StepEnd:
-        """End a step that reports no more steps."""
-        noticed = self._context.clock.now()
-        self._end(step, at_once=False)
-        parts = tuple(step.parts)
-        return StepEnd(
-            step.code, step.main, stopped_by_us=True, noticed=noticed, parts=parts, hang=hang
-        )
+        return TrainingWatch(self._context, self._fence, lives=self._lives)
 
-    def _end(self, step: StepSet, *, at_once: bool, dead: Sequence[str] = ()) -> None:
-        context = self._context
-        for part in step.parts:
-            if part.running:
-                end_step(
-                    part,
-                    context.client,
-                    part.job or self._allocation.id,
-                    context.host,
-                    grace=context.limits.grace,
-                    at_once=at_once,
-                    dead=dead,
-                )
+    @cached_property
+    def _recovery(self) -> Recovery:
+        from slurm_resilience.resume.recovery import Recovery  # late: as above
+
+        return Recovery(self._context, self._step_size, self._min_nodes)
 
     def _end_tasks_left(self) -> None:
         """Have no task of the last attempt run beside the next one.
@@ -542,194 +341,12 @@ class Supervisor:
                     say=report.say,
                 )
 
-    def _layout_pause(self, longest: float) -> float:
-        return self._layout.pause(longest) if self._layout is not None else longest
-
-    def _layout_is_open(self) -> bool:
-        return self._layout is not None and self._layout.is_open
-
-    def _layout_changed(self, step: StepSet) -> bool:
-        """Return whether the layout became known, or is waited for no more."""
-        was_open = self._layout_is_open()
-        return self._settle_layout(step) or was_open != self._layout_is_open()
-
-    def _settle_layout(self, step: StepSet) -> bool:
-        """Take over what is known of the step, in place of what was planned; return whether it is
-        known since now."""
-        layout = self._layout
-        attempt = layout.look() if layout is not None else None
-        parts = self._planned.parts if self._planned is not None else ()
-        if parts and layout is not None and step.running and not step.is_complete:
-            # The order of the first part's nodes comes when the last of them has begun.
-            begun = attempt or layout.begun()
-            if begun is not None:
-                self._start_companions(step, begun)
-        if attempt is None:
-            return False
-        if parts:
-            attempt = self._with_companions(attempt)
-        else:
-            self._recovery.tasks_per_node = attempt.tasks_per_node
-            self._allocation.companions.obstacle = self._companion_obstacle(attempt)
-        moved = self._step_nodes != attempt.step_nodes
-        self._attempt, self._step_nodes = attempt, attempt.step_nodes
-        self._hangs.laid_out(attempt)
-        self._recovery.step_size = len(attempt.step_nodes)
-        self._allocation.own_steps.add(str(attempt.step))
-        self._allocation.own_nodes = attempt.step_nodes
-        self._context.events.write("laid_out", step=attempt.step, nodes=list(attempt.step_nodes))
-        if moved:
-            self._context.link.moved(AttemptStarted(attempt.number, attempt.step_nodes))
-        return True
-
-    def _start_companions(self, step: StepSet, shown: Attempt) -> None:
-        """Start the other parts of an attempt, now that its first one is in Slurm's books."""
-        self._with_companions(shown)
-        planned = self._planned
-        assert planned is not None
-        for part in planned.parts[len(step.parts) :]:
-            started = start_companion_step(self._context, planned, part, step.main)
-            if started is None:
-                return
-            step.parts.append(started)
-
-    def _with_companions(self, shown: Attempt) -> Attempt:
-        """Take over what Slurm shows of an attempt's first part; return all of the attempt."""
-        planned = self._planned
-        assert planned is not None
-        others = (name for part in planned.parts[1:] for name in part.nodes)
-        attempt = msgspec.structs.replace(
-            shown,
-            step_nodes=(*shown.step_nodes, *others),
-            tasks_per_node=self._recovery.tasks_per_node,
-        )
-        self._planned = msgspec.structs.replace(planned, attempt=attempt)
-        return attempt
-
-    def _companion_obstacle(self, attempt: Attempt) -> str:
-        """Return why this step cannot be spread over several allocations; empty: it can."""
-        context, size = self._context, len(attempt.step_nodes)
-        if context.standard_input.is_kept:
-            return "two steps cannot share its standard input"
-        if self._allocation.job.uid != self._host_calls.uid:
-            return "the job is another user's"
-        tasks = attempt.tasks_per_node * size
-        return world_obstacle(context.command, context.environment, size, tasks)
-
-    def _can_leave(self, bad: Mapping[str, NodeVerdict]) -> bool:
-        return self._recovery.can_leave(bad, self._history.endings)
-
-    # -- a step that lives on -----------------------------------------------------------------
-
-    def _live(self, step: SrunStep, rendezvous: Path, observer: Observer) -> StepEnd | None:
-        """Keep the step alive until its end; None: not all of its seats have been seen yet."""
-        attempt = self._attempt
-        assert attempt is not None
-        seat_map = self._training.seat_map(step, attempt.step_nodes, (rendezvous, observer))
-        if seat_map is None:
-            return None
-
-        def look() -> None:
-            self._fence.mend()
-            self._look_back(step.ran_for, self._hangs.observed().got_further)
-            slots = live_step.seat_map.slots
-            if not seat_map.needs_all:
-                nodes = {seat: slot.node for slot in slots for seat in slot.seats}
-                self._hangs.look_at_living(nodes)
-
-        def find_hang(is_whole: bool) -> FoundHang | None:
-            # A training finds its hangs by itself.
-            if not seat_map.needs_all:
-                return None
-            parts = StepSet(step)
-            return self._hangs.look_at_launched(
-                parts,
-                live_step.nodes,
-                lambda: self._ended_well(parts) >= MOST_SHARE,
-                is_whole=is_whole,
-            )
-
-        # Late: no step waits for what only a training needs.
-        from slurm_resilience.resume.live_step.live_step import LiveStep
-
-        live_step = LiveStep(
-            self._context,
-            observer,
-            rendezvous,
-            seat_map,
-            attempt,
-            step,
-            can_leave=self._can_leave,
-            mend_fence=look,
-            find_hang=find_hang,
-            addresses=self._allocation.addresses(),
-        )
-        return self._watch_living(live_step, seat_map)
-
-    def _watch_living(self, live_step: LiveStep, seat_map: SeatMap) -> StepEnd:
-        context = self._context
-        context.events.write("living", nodes=list(seat_map.nodes), seats=seat_map.seats)
-        context.wake.set()
-        try:
-            end = live_step.watch()
-        except Exception as error:
-            if isinstance(error, SresError) and not isinstance(error, IllegalTransition):
-                raise
-            # A bug of ours is no reason to end a training that goes on without us.
-            self._host_calls.show_bug()
-            report.say(f"the supervisor failed ({error!r}); the step goes on without its help")
-            end = live_step.let_go()
-        self._step_nodes = self._allocation.own_nodes = live_step.nodes
-        for cause, seconds in live_step.stopped.items():
-            self._history.stood_still(cause, seconds)
-        return end
-
     # -- what comes next ----------------------------------------------------------------------
 
     def _next(self, cause: Cause, noticed: float, number: int) -> NextAttempt | None:
         """Prepare what follows attempt ``number``; None: the end."""
         return self._recovery.prepare(
             cause, self._history.endings, self._step_nodes, attempt=number, noticed=noticed
-        )
-
-    def _report_recovered(self, step: StepSet) -> None:
-        """Report the recovery once tasks of the step run; not while it waits for its turn."""
-        context = self._context
-        if self._starting is None or not step.is_complete:
-            return
-        connected, nodes = True, 0
-        for part in step.parts:
-            job = part.job or self._allocation.id
-            info = find_step(part, context.client, job, context.host)
-            if info is None or not info.step.isdecimal():
-                return
-            nodes += len(info.nodes)
-            # Each node connects to srun before it starts its tasks.
-            connected &= self._host_calls.connections(part) >= len(info.nodes)
-        now = context.clock.monotonic()
-        self._shown_since = self._shown_since or now
-        if step.ends_from_outside:
-            return  # it may have been told to end while Slurm was asked
-        shown_for, tells = now - self._shown_since, bool(step.reports.target)
-        begun = len(step.reports.nodes()) >= nodes
-        # A node connects to tell that its prolog failed, too.
-        by_connections = connected and (not tells or shown_for >= START_SECONDS)
-        if begun or by_connections or shown_for >= (UNTOLD_SECONDS if tells else START_SECONDS):
-            self._say_recovered(self._starting)
-            self._starting = None
-
-    def _say_recovered(self, block: report.RecoveryBlock) -> None:
-        self._context.events.write("running", attempt=block.attempt)
-        times = {"step ended": block.step_ended, "nodes ready": block.nodes_ready}
-        times["running"] = self._context.clock.now()
-        self._history.came_back({n: max(0.0, at - block.noticed) for n, at in times.items()})
-        report.block(
-            msgspec.structs.replace(
-                block,
-                relaunched=self._context.clock.now(),
-                lost=self._history.lost,
-                from_step=self._fence.progress(),
-            )
         )
 
     # -- the end ------------------------------------------------------------------------------
@@ -781,7 +398,10 @@ class Supervisor:
         return by_slurm and (self._history.had_faults or bool(step.failed_nodes))
 
     def _clean_up(self) -> None:
-        release_all(self._allocation)
+        if self._allocation.companions.held:
+            from slurm_resilience.resume.allocation import companion  # there already
+
+            companion.release_all(self._allocation)
         self._context.link.close()
         if not self._keeps_history:
             self._history.remove()

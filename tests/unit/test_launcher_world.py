@@ -189,11 +189,9 @@ def watching(directory: Path, observer: Observer | None = None) -> TrainingWatch
         client=None,
         allocation=SimpleNamespace(id=7, companions=SimpleNamespace(size=None)),
         host="n1",
-        command=SimpleNamespace(program=(), multi_prog=False, has=lambda _: False),
-        environment={},
     )
     fence: Any = SimpleNamespace(directory=str(directory))
-    return TrainingWatch(context, fence)
+    return TrainingWatch(context, fence, lives=False)
 
 
 def test_a_world_that_is_over_elsewhere_is_told_once(tmp_path: Path) -> None:

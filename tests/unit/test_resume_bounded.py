@@ -11,14 +11,14 @@ from typing import Any
 
 import pytest
 from fake_slurm import FakeSlurm
+from supervised_srun import supervisor_of, watch_of
 
 from slurm_resilience.clock import SystemClock
 from slurm_resilience.config import Config
 from slurm_resilience.errors import SlurmError, SlurmUnreachable, SresError
 from slurm_resilience.model import Job, Node
+from slurm_resilience.resume import attempt_watch, recovery
 from slurm_resilience.resume import main as main_module
-from slurm_resilience.resume import recovery
-from slurm_resilience.resume import supervisor as supervisor_module
 from slurm_resilience.resume.allocation import allocation as allocation_module
 from slurm_resilience.resume.allocation import swap
 from slurm_resilience.resume.allocation.allocation import Allocation
@@ -29,13 +29,12 @@ from slurm_resilience.resume.live_step import node_search
 from slurm_resilience.resume.live_step.live_events import FaultyNode, SearchKind, StartSearch
 from slurm_resilience.resume.live_step.live_steps import StepEnd
 from slurm_resilience.resume.srun import signals
-from slurm_resilience.resume.srun.srun_options import BUILTIN, split
 from slurm_resilience.resume.srun.task_reports import StepReports
-from slurm_resilience.resume.supervisor import Supervisor
 from slurm_resilience.resume.supervisor_link import SupervisorLink
 from slurm_resilience.wire.messages import AttemptStarted, Evidence, NodeVerdict
 
 CAUSE = Cause("node", "n2 is marked", ("n2",))
+KNOWN_LAYOUT = SimpleNamespace(is_open=False, look=lambda: None, pause=lambda longest: longest)
 
 
 class NoSecondResize(FakeSlurm):
@@ -56,20 +55,6 @@ def slurm() -> NoSecondResize:
 
 def shrinks(slurm: FakeSlurm) -> int:
     return sum(call[0] == "shrink" for call in slurm.calls)
-
-
-def supervisor_of(slurm: FakeSlurm, environment: dict[str, str] | None = None) -> Supervisor:
-    return Supervisor(
-        Config(),
-        slurm,
-        SupervisorLink(("localhost",), 1, 1, "", frozenset({0})),
-        "/usr/bin/srun",
-        split(["-N2", "train"], BUILTIN),
-        slurm.job(1),
-        has_plugin=True,
-        permits_expansion=True,
-        environment={"SLURM_NNODES": "2"} | (environment or {}),
-    )
 
 
 def test_the_supervisor_requeues_the_job(
@@ -94,13 +79,13 @@ def test_the_wait_for_slurms_answer_is_a_part_of_the_recovery(
     slurm: NoSecondResize, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    supervisor = supervisor_of(slurm)
     ended = Ending(137, 60.0, False, "RUNNING", {"n2": "dead"}, ended_at=100.0)
-    step: Any = SimpleNamespace(code=137)
-    monkeypatch.setattr(supervisor_module, "gather_evidence", lambda *_, **__: ended)
-    monkeypatch.setattr(supervisor, "_until_end", lambda *_: StepEnd(137, step))
-    monkeypatch.setattr(supervisor, "_ended_well", lambda _: 0.0)
-    assert supervisor._watch(step) == (ended, 100.0)
+    step: Any = Running(0)
+    watch = watch_of(supervisor_of(slurm), step)
+    monkeypatch.setattr(attempt_watch, "gather_evidence", lambda *_, **__: ended)
+    monkeypatch.setattr(watch, "_layout", KNOWN_LAYOUT)
+    monkeypatch.setattr(watch, "_until_end", lambda _: StepEnd(137, step))
+    assert watch.until_end() == (ended, 100.0)
 
 
 @pytest.mark.parametrize("others_go_on", [True, False])
@@ -172,13 +157,13 @@ def test_a_supervisor_that_gives_up_a_running_step_has_not_ended_well(
     monkeypatch.setattr(signals, "receive", lambda _: None)
     supervisor = supervisor_of(slurm)
 
-    def watch(step: object) -> None:
+    def watch(*_: object) -> None:
         raise SlurmUnreachable("Unable to contact slurm controller")
 
     monkeypatch.setattr(
-        supervisor, "_start", lambda _, again: SimpleNamespace(running=True, code=0)
+        supervisor, "_start", lambda _, again: (None, SimpleNamespace(running=True, code=0))
     )
-    monkeypatch.setattr(supervisor, "_watch", watch)
+    monkeypatch.setattr(supervisor, "_watch_over", watch)
     assert supervisor.run() == SlurmUnreachable.exit_code
 
 
@@ -194,11 +179,11 @@ def test_a_bug_of_the_supervisor_ends_no_step(
     ends = iter([False, False, True])
     step = SimpleNamespace(running=True, code=3, wait=lambda _: next(ends))
 
-    def watch(step: object) -> None:
+    def watch(*_: object) -> None:
         raise ZeroDivisionError("a bug")
 
-    monkeypatch.setattr(supervisor, "_start", lambda _, again: step)
-    monkeypatch.setattr(supervisor, "_watch", watch)
+    monkeypatch.setattr(supervisor, "_start", lambda _, again: (None, step))
+    monkeypatch.setattr(supervisor, "_watch_over", watch)
     assert supervisor.run() == 3
     assert next(ends, None) is None, "its end was waited for"
     told = capfd.readouterr().err
@@ -221,12 +206,13 @@ def test_a_node_that_could_not_be_left_is_left_when_it_dies(
             link._note(Evidence((NodeVerdict("n2", "dead", "no beat"),)))
         return verdict == "dead"
 
-    monkeypatch.setattr(supervisor, "_can_leave", can_leave)
-    monkeypatch.setattr(supervisor, "_stop", lambda step, bad: sorted(bad))
     link._note(Evidence((NodeVerdict("n2", "sick", "Xid 64"),)))
-    step: Any = Running(7)
+    watch = watch_of(supervisor, Running(7))
+    monkeypatch.setattr(watch, "_layout", KNOWN_LAYOUT)
+    monkeypatch.setattr(watch, "_can_leave", can_leave)
+    monkeypatch.setattr(watch, "_stop", sorted)
     with contextlib.ExitStack() as stack:
-        assert supervisor._until_end(step, stack) == ["n2"]
+        assert watch._until_end(stack) == ["n2"]
     assert asked == ["sick", "dead"]
 
 
@@ -236,7 +222,7 @@ class Running:
     code = 0
     reports = StepReports("")
     parts = ()
-    main = None
+    main = SimpleNamespace(reports=reports)
 
     def __init__(self, looks: int) -> None:
         self._looks = looks
@@ -328,7 +314,7 @@ def test_the_starts_of_a_job_have_tokens_of_their_own(
     monkeypatch.chdir(tmp_path)
     tokens = set()
     for _ in range(2):
-        supervisor = supervisor_of(slurm, {"SLURM_RESTART_COUNT": "1"})
+        supervisor = supervisor_of(slurm, environment={"SLURM_RESTART_COUNT": "1"})
         fence = supervisor._fence
         tokens.add(plan_attempt(supervisor._context, 1, fence.restarts, ("n1",), "").attempt.token)
         assert fence.restarts == slurm.job(1).restarts  # else it is never mended

@@ -8,13 +8,10 @@ from types import SimpleNamespace
 
 import pytest
 from fake_slurm import FakeSlurm
+from supervised_srun import supervisor_of
 
-from slurm_resilience.config import Config
-from slurm_resilience.resume import supervisor as supervisor_module
+from slurm_resilience.resume.allocation import companion
 from slurm_resilience.resume.srun import signals
-from slurm_resilience.resume.srun.srun_options import BUILTIN, split
-from slurm_resilience.resume.supervisor import Supervisor
-from slurm_resilience.resume.supervisor_link import SupervisorLink
 
 
 @pytest.fixture
@@ -33,29 +30,19 @@ def run(
             slurm.pass_time(300.0)
             slurm.start_now(1)
             slurm.pass_time(10.0)
-        supervisor = Supervisor(
-            Config(),
-            slurm,
-            SupervisorLink(("localhost",), 1, 1, "", frozenset({0})),
-            "/usr/bin/srun",
-            split(["-N2", "train"], BUILTIN),
-            slurm.job(1),
-            has_plugin=True,
-            permits_expansion=True,
-            environment={"SLURM_NNODES": "2"},
-        )
+        supervisor = supervisor_of(slurm)
 
-        def start(_: int, *, again: bool) -> SimpleNamespace:
+        def start(_: int, *, again: bool) -> tuple[None, SimpleNamespace]:
             order.append("started")
-            return SimpleNamespace(running=True, code=3, wait=lambda _: True)
+            return None, SimpleNamespace(running=True, code=3, wait=lambda _: True)
 
-        def watch(_: object) -> None:
+        def watch(*_: object) -> None:
             order.append("watched")
             raise ZeroDivisionError("the way out of the loop")
 
         monkeypatch.setattr(supervisor, "_start", start)
-        monkeypatch.setattr(supervisor, "_watch", watch)
-        monkeypatch.setattr(supervisor_module, "end_earlier", lambda _: order.append("cleared"))
+        monkeypatch.setattr(supervisor, "_watch_over", watch)
+        monkeypatch.setattr(companion, "end_earlier", lambda _: order.append("cleared"))
         return supervisor.run(connect)
 
     return supervise

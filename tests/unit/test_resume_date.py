@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from fake_slurm import FakeSlurm
+from supervised_srun import supervisor_of, watch_of
 
-from slurm_resilience.config import Config
 from slurm_resilience.resume.decide.classify import Ending
 from slurm_resilience.resume.report import RecoveryBlock
-from slurm_resilience.resume.srun.srun_options import BUILTIN, split
-from slurm_resilience.resume.supervisor import Supervisor
-from slurm_resilience.resume.supervisor_link import SupervisorLink
+from slurm_resilience.resume.srun.task_reports import StepReports
 from slurm_resilience.simulate.cluster.sim_clock import SimClock
 from slurm_resilience.simulate.schedule import Schedule
 
@@ -28,18 +27,7 @@ def test_a_date_that_is_set_makes_no_recovery_longer(
     monkeypatch.chdir(tmp_path)
     slurm, schedule = FakeSlurm(2), Schedule()
     clock = SimClock(schedule)
-    supervisor = Supervisor(
-        Config(),
-        slurm,
-        SupervisorLink(("localhost",), 1, 1, "", frozenset({0})),
-        "/usr/bin/srun",
-        split(["-N2", "train"], BUILTIN),
-        slurm.job(slurm.submit(2)),
-        has_plugin=True,
-        permits_expansion=True,
-        environment={"SLURM_NNODES": "2"},
-        clock=clock,
-    )
+    supervisor = supervisor_of(slurm, slurm.job(slurm.submit(2)), clock=clock)
     now, history = supervisor._context.clock.now, supervisor._history
     began = now()
     history.start(1, ("n1", "n2"), began)
@@ -50,9 +38,9 @@ def test_a_date_that_is_set_makes_no_recovery_longer(
     ended = Ending(137, 20.0, False, "RUNNING", {"n2": "dead"}, ended_at=now())
     history.end(ended, "n2: dead", -1, lost)
     history.start(2, ("n1", "n2"), now())
-    supervisor._say_recovered(
-        RecoveryBlock("n2: dead", ("n2",), "again", 2, now(), now(), 0.0, noticed)
-    )
+    watch_of(
+        supervisor, SimpleNamespace(main=SimpleNamespace(reports=StepReports("")))
+    )._say_recovered(RecoveryBlock("n2: dead", ("n2",), "again", 2, now(), now(), 0.0, noticed))
     supervisor._clean_up()
     said = capfd.readouterr().err
     assert "how long      0.0 s (step ended 0.0 s, nodes ready 0.0 s)" in said

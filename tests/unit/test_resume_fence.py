@@ -18,7 +18,6 @@ from fake_slurm import FakeSlurm
 from slurm_resilience.clock import SystemClock
 from slurm_resilience.resume import attempt, fence, report
 from slurm_resilience.resume.history import AttemptHistory
-from slurm_resilience.resume.live_step import training
 from slurm_resilience.resume.srun.environment import Attempt
 from slurm_resilience.resume.srun.host_calls import HostCalls
 
@@ -67,10 +66,10 @@ def test_what_an_earlier_attempt_wrote_is_forgotten(tmp_path: Path) -> None:
     (tmp_path / "left" / "n1").touch()
     for name in ("hold-1", "fence", "progress"):
         (tmp_path / name).touch()
-    training.forget(str(tmp_path))
+    fence.forget_attempt(str(tmp_path))
     assert {path.name for path in tmp_path.iterdir()} == {"fence", "progress", "hold-2"}
-    training.forget(str(tmp_path / "gone"))
-    training.forget("")
+    fence.forget_attempt(str(tmp_path / "gone"))
+    fence.forget_attempt("")
 
 
 def test_a_fence_that_was_removed_is_raised_again(

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 from fake_slurm import FakeSlurm
 from minutes_pass import MinutesPass
+from supervised_srun import supervisor_of
 
-from slurm_resilience.config import Config
 from slurm_resilience.errors import SlurmUnreachable
 from slurm_resilience.resume.first_step import (
     placed,
@@ -24,8 +24,6 @@ from slurm_resilience.resume.srun.environment import Attempt
 from slurm_resilience.resume.srun.srun_options import BUILTIN, split
 from slurm_resilience.resume.srun.stderr_reader import EndedTasks
 from slurm_resilience.resume.srun.step import no_living_task
-from slurm_resilience.resume.supervisor import Supervisor
-from slurm_resilience.resume.supervisor_link import SupervisorLink
 from slurm_resilience.slurm.client import StepInfo
 
 OWN = StepInfo(1, "0", ("n1", "n2"), "n1", 100, 4)
@@ -134,17 +132,8 @@ class FullMachine:
         monkeypatch.chdir(folder)
         self._left, self.clock = tries, MinutesPass()
         slurm = FakeSlurm(2)
-        self.supervisor = Supervisor(
-            Config(),
-            slurm,
-            SupervisorLink(("localhost",), 1, 1, "", frozenset({0})),
-            "/usr/bin/srun",
-            split(["-N2", "train"], BUILTIN),
-            slurm.job(slurm.submit(2)),
-            has_plugin=False,
-            permits_expansion=True,
-            environment={"SLURM_NNODES": "2"},
-            clock=self.clock,
+        self.supervisor = supervisor_of(
+            slurm, slurm.job(slurm.submit(2)), clock=self.clock, has_plugin=False
         )
         self.context = self.supervisor._context
         self.context.host_calls.start_srun = self._srun

@@ -8,15 +8,13 @@ from pathlib import Path
 import pytest
 from fake_slurm import FakeSlurm
 from minutes_pass import MinutesPass
+from supervised_srun import supervisor_of
 
 from slurm_resilience.config import Config, ResumeSettings
 from slurm_resilience.errors import NotFound, SlurmUnreachable
 from slurm_resilience.resume.call import call_check
 from slurm_resilience.resume.call.call_check import _Answers
 from slurm_resilience.resume.call.questions import Question
-from slurm_resilience.resume.srun.srun_options import BUILTIN, split
-from slurm_resilience.resume.supervisor import Supervisor
-from slurm_resilience.resume.supervisor_link import SupervisorLink
 
 AWAY = "Unable to contact slurm controller (connect failure)"
 
@@ -102,18 +100,8 @@ def test_who_waits_for_no_idle_node_waits_for_slurmctld_all_the_same(
     monkeypatch.chdir(tmp_path)
     clock = MinutesPass()
     slurm = UpdatedSlurm(clock)
-    supervisor = Supervisor(
-        Config(resume=ResumeSettings(swap_wait=1.0)),
-        slurm,
-        SupervisorLink(("localhost",), 1, 1, "", frozenset({0})),
-        "/usr/bin/srun",
-        split(["-N2", "train"], BUILTIN),
-        slurm.job(slurm.submit(2)),
-        has_plugin=True,
-        permits_expansion=True,
-        environment={"SLURM_NNODES": "2"},
-        clock=clock,
-    )
+    config = Config(resume=ResumeSettings(swap_wait=1.0))
+    supervisor = supervisor_of(slurm, slurm.job(slurm.submit(2)), config=config, clock=clock)
     clock.seconds = 1.0
     assert supervisor._allocation.refresh() == "RUNNING"
     assert clock.seconds >= 120.0

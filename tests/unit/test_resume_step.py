@@ -16,6 +16,7 @@ import pytest
 
 from slurm_resilience.clock import SystemClock
 from slurm_resilience.errors import MissingTool, SlurmUnreachable
+from slurm_resilience.resume.attempt_watch import AttemptWatch
 from slurm_resilience.resume.decide.classify import Cause
 from slurm_resilience.resume.decide.task_ends import NodeBegan, TaskEnd
 from slurm_resilience.resume.srun.stderr_reader import SLACK_SECONDS, StderrReader
@@ -599,17 +600,20 @@ def test_a_step_that_ends_while_slurm_is_asked_for_it_is_not_told_as_recovered(e
         return (StepInfo(job, "1", ("n1", "n2"), "n1", 100, 2),)
 
     said: list[str] = []
-    supervisor: Any = SimpleNamespace(
+    watch: Any = SimpleNamespace(
         _starting="attempt 2",
+        _step=StepSet(part),
         _context=SimpleNamespace(
-            client=SimpleNamespace(steps=steps), host="n1", clock=SystemClock()
+            client=SimpleNamespace(steps=steps),
+            host="n1",
+            clock=SystemClock(),
+            host_calls=SimpleNamespace(connections=lambda _: 2),
         ),
         _allocation=SimpleNamespace(id=7),
-        _host_calls=SimpleNamespace(connections=lambda _: 2),
         _shown_since=0.0,
         _say_recovered=said.append,
     )
-    Supervisor._report_recovered(supervisor, StepSet(part))
+    AttemptWatch._report_recovered(watch)
     assert said == ([] if ends else ["attempt 2"])
 
 
@@ -638,17 +642,20 @@ def test_a_step_runs_when_each_of_its_nodes_has_begun(
     info = StepInfo(7, "1", ("n0", "n1"), "n0", 100, 2)
     clock = SimpleNamespace(monotonic=lambda: 1000.0 + seconds)
     said: list[str] = []
-    supervisor: Any = SimpleNamespace(
+    watch: Any = SimpleNamespace(
         _starting="attempt 2",
+        _step=StepSet(part),
         _context=SimpleNamespace(
-            client=SimpleNamespace(steps=lambda _: (info,)), host="n0", clock=clock
+            client=SimpleNamespace(steps=lambda _: (info,)),
+            host="n0",
+            clock=clock,
+            host_calls=SimpleNamespace(connections=lambda _: connections),
         ),
         _allocation=SimpleNamespace(id=7),
-        _host_calls=SimpleNamespace(connections=lambda _: connections),
         _shown_since=1000.0,
         _say_recovered=said.append,
     )
-    Supervisor._report_recovered(supervisor, StepSet(part))
+    AttemptWatch._report_recovered(watch)
     assert bool(said) == told
 
 

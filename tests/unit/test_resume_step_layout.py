@@ -10,18 +10,16 @@ from typing import cast
 
 import pytest
 from fake_slurm import FakeSlurm
+from supervised_srun import supervisor_of, watch_of
 
-from slurm_resilience.config import Config
 from slurm_resilience.resume.context import SupervisorContext
 from slurm_resilience.resume.decide.task_ends import NodeBegan
 from slurm_resilience.resume.srun.environment import Attempt
-from slurm_resilience.resume.srun.srun_options import BUILTIN, split
 from slurm_resilience.resume.srun.step import SrunStep
 from slurm_resilience.resume.srun.step_set import StepSet
 from slurm_resilience.resume.srun.task_reports import StepReports
 from slurm_resilience.resume.step_layout import OPEN_SECONDS, StepLayout
 from slurm_resilience.resume.supervisor import Supervisor
-from slurm_resilience.resume.supervisor_link import SupervisorLink
 from slurm_resilience.slurm.client import StepInfo
 from slurm_resilience.wire.messages import NodeVerdict
 
@@ -133,17 +131,7 @@ def supervisor(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Supervisor:
     monkeypatch.chdir(tmp_path)
     slurm = FakeSlurm(2)
     slurm.submit(2)
-    return Supervisor(
-        Config(),
-        slurm,
-        SupervisorLink(("localhost",), 1, 1, "", frozenset({0})),
-        "/usr/bin/srun",
-        split(["-N2", "train"], BUILTIN),
-        slurm.job(1),
-        has_plugin=True,
-        permits_expansion=True,
-        environment={"SLURM_NNODES": "2"},
-    )
+    return supervisor_of(slurm)
 
 
 @pytest.mark.parametrize("how", ["known", "given up"])
@@ -181,10 +169,6 @@ def test_a_sick_node_is_judged_when_the_layout_is_known(
 
     context = supervisor._context
     monkeypatch.setattr(context.link, "faulty", lambda: {"n2": verdict})
-    monkeypatch.setattr(supervisor, "_layout", Layout())
-    monkeypatch.setattr(supervisor, "_end_early", lambda *_: None)
-    monkeypatch.setattr(supervisor, "_can_leave", can_leave)
-    monkeypatch.setattr(supervisor, "_stop", lambda *_: "left")
     monkeypatch.setattr(context.clock, "wait", _news_once())
     step = SimpleNamespace(
         running=True,
@@ -195,8 +179,13 @@ def test_a_sick_node_is_judged_when_the_layout_is_known(
         told_end=SimpleNamespace(cancelled=False, aborted=False),
         job=0,
     )
+    watch = watch_of(supervisor, StepSet(cast(SrunStep, step)))
+    monkeypatch.setattr(watch, "_layout", Layout())
+    monkeypatch.setattr(watch, "_end_early", lambda *_: None)
+    monkeypatch.setattr(watch, "_can_leave", can_leave)
+    monkeypatch.setattr(watch, "_stop", lambda *_: "left")
     with contextlib.ExitStack() as stack:
-        end = supervisor._until_end(StepSet(cast(SrunStep, step)), stack)
+        end = watch._until_end(stack)
     assert (end, judged) == ("left", [open_until])
 
 

@@ -42,8 +42,7 @@ class Story:
         self.errors: list[Exception] = []
         """The next tries to watch the training end so."""
         fence: Any = SimpleNamespace(directory=str(directory))
-        self.watch = TrainingWatch(context, fence)
-        self.watch.lives = True
+        self.watch = TrainingWatch(context, fence, lives=True)
         self.step: Any = SimpleNamespace(
             code=1, ended_tasks=[], killed_by=0, failed_nodes=set(), told_end=None
         )

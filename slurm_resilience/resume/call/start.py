@@ -34,6 +34,7 @@ LATE = (
     "tempfile",
     "textwrap",
     "traceback",
+    "slurm_resilience.resume.attempt_watch",
     "slurm_resilience.resume.live_step.live_step",
     "slurm_resilience.resume.observing",
     "slurm_resilience.resume.progress.stack_gathering",

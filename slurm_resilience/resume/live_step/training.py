@@ -15,7 +15,7 @@ import msgspec
 
 from slurm_resilience.errors import SresError
 from slurm_resilience.mesh.elastic_variables import CHECKPOINTLESS
-from slurm_resilience.mesh.rendezvous import HOLD_PREFIX, LAUNCHERS, TrainingOutcome
+from slurm_resilience.mesh.rendezvous import LAUNCHERS, TrainingOutcome
 from slurm_resilience.resume import report
 from slurm_resilience.resume.context import SupervisorContext
 from slurm_resilience.resume.crash_watch import GatheringStage
@@ -23,7 +23,6 @@ from slurm_resilience.resume.fence import Fence
 from slurm_resilience.resume.live_step.live_steps import EndWord, StepEnd
 from slurm_resilience.resume.live_step.living_program import (
     LAUNCHER,
-    can_live,
     uses_training_library,
 )
 from slurm_resilience.resume.live_step.seats import SeatMap, seat_map
@@ -96,28 +95,16 @@ def stage_of(watched: tuple[Path, Observer] | None) -> GatheringStage:
     return GatheringStage.OVER if over else GatheringStage.GATHERS
 
 
-def forget(directory: str) -> None:
-    """Remove what an earlier attempt wrote: it does not hold for the next one."""
-    if not directory:
-        return
-    found: list[Path] = []
-    # Not by patterns: a step's start would wait until they are translated.
-    with contextlib.suppress(OSError):  # it was removed
-        found = list(Path(directory).iterdir())
-    for path in found:
-        if path.name.startswith("mesh") or path.name in ("run", "left"):
-            import shutil  # late: there is nothing before the first attempt
-
-            shutil.rmtree(path, ignore_errors=True)
-        elif path.name.startswith(HOLD_PREFIX):
-            with contextlib.suppress(OSError):
-                path.unlink()
-
-
 class TrainingWatch:
     """The trainings of all attempts, as they announce themselves."""
 
-    def __init__(self, context: SupervisorContext, fence: Fence) -> None:
+    def __init__(self, context: SupervisorContext, fence: Fence, *, lives: bool) -> None:
+        """
+        Args:
+            context: of the supervised srun.
+            fence: its directory is where a training meets.
+            lives: steps are started so that they outlive a node.
+        """
         self._context = context
         self._fence = fence
         self._advised = False
@@ -131,7 +118,7 @@ class TrainingWatch:
         """When it was said last that a training is not watched over, or could have been."""
         self._lost_in_training = 0
         """So many of the step's bad ends came while it trained: the others went on without them."""
-        self.lives = bool(fence.directory) and can_live(context.command, context.environment)
+        self.lives = lives
         """Steps are started so that they outlive a node."""
 
     def connect(self, stack: contextlib.ExitStack) -> tuple[Path, Observer] | None:

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from slurm_resilience.mesh.events import (
     ConnectionClosed,
@@ -16,6 +19,7 @@ from slurm_resilience.mesh.events import (
 from slurm_resilience.mesh.mesh import Mesh
 from slurm_resilience.mesh.messages import KeyChange, Reachable, Speaks
 from slurm_resilience.mesh.model import GenerationEnd, Member, Peer, PeerStatus
+from slurm_resilience.mesh.protocol.links import Offer, Offers
 from slurm_resilience.mesh.protocol.relay import Relay, Told
 from slurm_resilience.mesh.protocol.speaker_search import SEARCH_SECONDS, SpeakerSearch
 from slurm_resilience.mesh.rendezvous import SharedDirectory
@@ -177,6 +181,60 @@ def test_a_rank_that_is_slow_to_answer_is_given_time_before_the_next_is_dialed()
     search.know(peers[5], 0.1)  # one more is known now: that makes the first no less able to answer
     assert search.due((), 0.1) == []
     assert search.due((), SEARCH_SECONDS) == [peers[5]]
+
+
+@pytest.mark.parametrize("urgent", [False, True])
+def test_a_rank_that_was_held_up_dials_no_other_for_that(urgent: bool) -> None:
+    """Where a machine has far more ranks than cores, each rank that is tried in vain has to answer
+    too. One that has lost its way looks at once all the same."""
+    peers = [Peer(f"p{seat}", seat, node=f"n{seat // 4}") for seat in range(8)]
+    search = SpeakerSearch(peers[0])
+    for peer in peers:
+        search.know(peer, 0.0)
+    assert [peer.seat for peer in search.due((), 0.0)] == [4]
+    if urgent:
+        search.hurry(5.0)
+    search.catch_up(5.0)
+    assert [peer.seat for peer in search.due((), 5.0)] == ([4] if urgent else [])
+    assert urgent or [peer.seat for peer in search.due((), 5.0 + SEARCH_SECONDS)] == [5]
+
+
+LINKS = st.integers(1, 4)
+PEERS = st.sampled_from(["p1", "p2", "p3"])
+
+
+@given(
+    st.lists(
+        st.one_of(
+            st.tuples(st.just("put"), LINKS, PEERS),
+            st.tuples(st.just("withdraw"), LINKS, PEERS),
+            st.tuples(st.just("drop_link"), LINKS),
+            st.tuples(st.just("drop_peer"), PEERS),
+        ),
+        max_size=40,
+    )
+)
+def test_offers_are_the_same_by_link_and_by_peer(calls: list[tuple[Any, ...]]) -> None:
+    offers, known = Offers(), dict[tuple[int, str], Offer]()
+    for stamp, (name, *words) in enumerate(calls):
+        if name == "put":
+            link, peer_id = words
+            known[link, peer_id] = Offer(Member(Peer(peer_id, 1), PeerStatus()), (1, 0), stamp)
+            offers.put(link, known[link, peer_id])
+            continue
+        getattr(offers, name)(*words)
+        gone = {"withdraw": tuple(words)}
+        known = {
+            where: offer
+            for where, offer in known.items()
+            if where != gone.get(name)
+            and not (name == "drop_link" and where[0] == words[0])
+            and not (name == "drop_peer" and where[1] == words[0])
+        }
+    for link in range(1, 5):
+        assert offers.over(link) == {p: o for (on, p), o in known.items() if on == link}
+    for peer_id in ("p1", "p2", "p3"):
+        assert offers.to(peer_id) == {on: o for (on, p), o in known.items() if p == peer_id}
 
 
 def test_a_rank_that_leaves_the_dialing_to_another_begins_with_the_lowest_seat() -> None:

@@ -135,6 +135,8 @@ class Bundles:
 
     def add(self, link: int, message: Bundled) -> bool:
         """Add a message; tell whether the bundle has to be sent before the next one is added."""
-        bundle = self.by_link.setdefault(link, LinkBundle())
+        bundle = self.by_link.get(link)
+        if bundle is None:
+            bundle = self.by_link[link] = LinkBundle()
         bundle.add(message, self.now)
         return bundle.is_full

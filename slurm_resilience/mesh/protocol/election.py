@@ -17,6 +17,8 @@ from slurm_resilience.mesh.model import (
     SILENCE_BEATS,
     GenerationEnd,
     Member,
+    Peer,
+    PeerStatus,
     View,
     counter_of,
     generation_number,
@@ -93,7 +95,7 @@ class Election:
         goes_on, number = side.generation.goes_on, side.generation.number
         if goes_on and (side.status.phase == "running" or side.status.generation < number):
             return False  # it works, or is being formed
-        busy = [m for m in side.present() if m.status.phase == "running"]
+        busy = side.busy()
         if goes_on and any(m.status.generation == number for m in busy):
             return False
         if any(m.status.generation > number for m in busy):
@@ -143,10 +145,10 @@ class Election:
         if side.all_done():
             self._departures.conclude()
             return
-        present = side.present()
-        if self._lead_of(present).peer.id != side.me.id:
+        if not self._leads():
             self._ballot = None
             return
+        present = side.present()
         unreachable = side.losses.take_unreachable()
         if unreachable is not None:
             self._departures.give_up(unreachable, "other ranks cannot reach it", "silent", now)
@@ -173,12 +175,25 @@ class Election:
         elif any(member.peer.id == side.me.id for member in proposal.members):
             self._ask(proposal.members, proposal.reason, present, now)
 
+    def _leads(self) -> bool:
+        """Return whether this process is the lead of all that are present. Asked at each news, so
+        it ends at the first that comes before."""
+        side = self._side
+        if side.rules.sizes:
+            return self._lead_of(side.present()).peer.id == side.me.id
+        own = _lead_order(side.me, side.status)
+        return all(
+            own < _lead_order(contact.peer, contact.status)
+            for contact in side.contacts
+            if contact.peer.seat >= 0
+        )
+
     def _lead_of(self, present: list[Member]) -> Member:
         """Return the lowest seat; of those that have a state, if there are any: they know of the
         worlds that worked, and a newcomer does not. A standby leads no world of the others."""
         rules = self._side.rules
         chosen = world_plan.choose(present, rules) if rules.sizes else ()
-        return min(chosen or present, key=lambda m: (m.status.step < 0, m.peer.seat, m.peer.id))
+        return min(chosen or present, key=lambda member: _lead_order(member.peer, member.status))
 
     # -- votes ------------------------------------------------------------------------------------
 
@@ -378,3 +393,8 @@ class Election:
             side.effects.append(StillWaiting(now - since, reason))
             side.waiting.tell_at = now + (now - since)
         side.timers.look(side.waiting.tell_at)
+
+
+def _lead_order(peer: Peer, status: PeerStatus) -> tuple[bool, int, str]:
+    """Return what is compared of two that may lead."""
+    return status.step < 0, peer.seat, peer.id

@@ -24,6 +24,49 @@ class Offer(NamedTuple):
     """A newer one is another way, which may have lost messages."""
 
 
+class Offers:
+    """The peers that are reached over each link, as its other end says."""
+
+    def __init__(self) -> None:
+        self._over: dict[int, dict[str, Offer]] = {}
+        self._to: dict[str, dict[int, Offer]] = {}
+        """The same by peer: a speaker has a link to each node, and looks for one peer's often."""
+
+    def over(self, link: int) -> Mapping[str, Offer]:
+        """Return what is reached over a link, by the peer's id."""
+        return self._over.get(link, _NONE_OVER)
+
+    def to(self, peer_id: str) -> Mapping[int, Offer]:
+        """Return the offers of one peer, by link."""
+        return self._to.get(peer_id, _NONE_TO)
+
+    def put(self, link: int, offer: Offer) -> None:
+        """Note an offer, in place of what was offered of this peer over this link."""
+        peer_id = offer.member.peer.id
+        self._over.setdefault(link, {})[peer_id] = offer
+        self._to.setdefault(peer_id, {})[link] = offer
+
+    def withdraw(self, link: int, peer_id: str) -> None:
+        """Forget what is offered of a peer over a link, if it is."""
+        self._over.get(link, {}).pop(peer_id, None)
+        self._to.get(peer_id, {}).pop(link, None)
+
+    def drop_link(self, link: int) -> Mapping[str, Offer]:
+        """Forget a link; return what was reached over it."""
+        lost = self._over.pop(link, {})
+        for peer_id in lost:
+            del self._to[peer_id][link]
+        return lost
+
+    def drop_peer(self, peer_id: str) -> None:
+        """Forget a peer."""
+        for link in self._to.pop(peer_id, {}):
+            del self._over[link][peer_id]
+
+
+_NONE_OVER: Mapping[str, Offer] = {}
+_NONE_TO: Mapping[int, Offer] = {}
+
 Found = tuple[Key, Offer, int, bool]
 """A way that could be taken: the key of the speaker here, the offer, the link (negative: the older
 one is the greater), and whether the speaker here answers."""
@@ -145,10 +188,11 @@ class Near:
 
     def change_silent(self, now: float) -> list[str]:
         """Return those that have fallen silent, or are heard again."""
+        limit = self.patience()
         changed = [
             peer_id
-            for peer_id in self.heard
-            if self.is_silent(peer_id, now) != (peer_id in self.silent)
+            for peer_id, heard in self.heard.items()
+            if (now - heard > limit) != (peer_id in self.silent)
         ]
         self.silent ^= set(changed)
         return changed

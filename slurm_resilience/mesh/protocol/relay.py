@@ -62,6 +62,7 @@ from slurm_resilience.mesh.protocol.links import (
     Links,
     Near,
     Offer,
+    Offers,
     Way,
 )
 from slurm_resilience.mesh.protocol.speaker_search import SpeakerSearch
@@ -109,12 +110,13 @@ class Relay:
         self._near = Near(patience)
         self._status_of = status_of
         self._links = Links(me.node)
-        self._offers: dict[int, dict[str, Offer]] = {}
-        """By link."""
+        self._offers = Offers()
         self._passed: dict[str, tuple[int, int, Key]] = {}
         """The far offers that the ranks of this node were told of, as in `Way.chosen`, and the
         key."""
         self._ways: dict[str, Way] = {}
+        self._held: dict[str, Way] = {}
+        """Those of them that are held open: no link leads along them now."""
         self._by_number: dict[int, str] = {}
         self._search = SpeakerSearch(me)
         self._count = 0
@@ -185,10 +187,11 @@ class Relay:
         if late > LATE_SECONDS:
             self._near.catch_up(late, now)
             self._start_until += late
+            self._search.catch_up(late)
         self._note_silence(now)
         if self._should_speak(now):
             self._speak(now)
-        for way in [way for way in self._ways.values() if way.chosen is None]:
+        for way in tuple(self._held.values()):
             if now - way.lost_at >= HOLD_SECONDS:
                 self._forget(way, "no way leads to it", "lost")
         if self._searches and now >= self._search.next_at:
@@ -230,7 +233,7 @@ class Relay:
         due = [now + self._near.patience() / 4]
         if self._searches:
             due.append(self._search.next_at)
-        due += [way.lost_at + HOLD_SECONDS for way in self._ways.values() if way.chosen is None]
+        due += [way.lost_at + HOLD_SECONDS for way in self._held.values()]
         if now < self._start_until:
             due.append(self._start_until)
         return max(now + 0.001, min(due))
@@ -245,7 +248,7 @@ class Relay:
         """Leave the ways over a speaker that has fallen silent, if there are others."""
         for peer_id in self._near.change_silent(now):
             for link in self._links.all_to(peer_id):
-                self._choose(list(self._offers.get(link, {})), now)
+                self._choose(self._offers.over(link), now)
 
     def _should_speak(self, now: float) -> bool:
         """Tell whether this is the lowest seat that answers, and none speaks that does."""
@@ -313,7 +316,7 @@ class Relay:
         far = self._links.is_far(number)
         peer, last = self._links.drop(number)
         self._bundles.by_link.pop(number, None)
-        lost = self._offers.pop(number, {})
+        lost = self._offers.drop_link(number)
         if peer is None:
             return
         if last and far and cause == "closed":
@@ -378,7 +381,7 @@ class Relay:
             case Speaks(key=key):
                 self._search.meet(event.speaker)
                 self._near.keys[event.speaker] = key
-                self._choose(self._offers.get(number, {}), now)
+                self._choose(self._offers.over(number), now)
             case Reachable(key=key, members=members):
                 self._offer(number, key, members, now)
             case Unreachable(peers=peers, cause=cause):
@@ -396,23 +399,22 @@ class Relay:
 
     def _offer(self, number: int, key: Key, members: Iterable[Member], now: float) -> None:
         self._count += 1
-        offers = self._offers.setdefault(number, {})
         touched = []
         for member in members:
             self._search.note_speaker(member.peer.node, key)
             if member.peer.node != self._me.node and not self._search.is_dead(member.peer.id):
                 self._search.know(member.peer, now)
-                before = offers.get(member.peer.id)
+                before = self._offers.over(number).get(member.peer.id)
                 # The same speaker has only begun to speak on purpose: that is no other way.
                 same = before is not None and before.key < key and before.key[1] == key[1]
                 stamp = before.stamp if before is not None and same else self._count
-                offers[member.peer.id] = Offer(member, key, stamp)
+                self._offers.put(number, Offer(member, key, stamp))
                 touched.append(member.peer.id)
         self._choose(touched, now)
 
     def _withdraw(self, number: int, peers: Sequence[str], cause: CloseCause, now: float) -> None:
         for peer_id in peers:
-            self._offers.get(number, {}).pop(peer_id, None)
+            self._offers.withdraw(number, peer_id)
             if cause == "closed":
                 self._end(peer_id)
         if self._links.is_far(number) and cause == "closed":
@@ -492,7 +494,7 @@ class Relay:
 
     def _far_offers(self) -> list[Offer]:
         """Return what the ranks of this node were told of."""
-        return [self._offers[link][peer_id] for peer_id, (link, *_) in self._passed.items()]
+        return [self._offers.over(link)[peer_id] for peer_id, (link, *_) in self._passed.items()]
 
     def _choose(self, peers: Iterable[str], now: float) -> None:
         """Choose the best way to each of these again, and tell of what has changed."""
@@ -500,9 +502,8 @@ class Relay:
         lost = []
         for peer_id in list(peers):
             found = [
-                (self._key_of(link), offers[peer_id], -link, not self._is_over_silent(link))
-                for link, offers in self._offers.items()
-                if peer_id in offers
+                (self._key_of(link), offer, -link, not self._is_over_silent(link))
+                for link, offer in self._offers.to(peer_id).items()
             ]
             far = [one for one in found if self._links.is_far(-one[2])]
             best = max(far, key=_preference, default=None)
@@ -535,6 +536,7 @@ class Relay:
         if best is None:
             if way is not None and way.chosen is not None:
                 way.chosen, way.lost_at = None, now
+                self._held[peer_id] = way
             return
         chosen = (-best[2], best[1].stamp)
         if way is None:
@@ -543,6 +545,7 @@ class Relay:
             self._open(way, best[1].member.status, rerouted=False)
         elif way.chosen != chosen:
             way.chosen = chosen
+            self._held.pop(peer_id, None)
             if way.number < 0:
                 # Its way back may be as before: then it does not know that anything was lost.
                 self._announce_open(way)
@@ -564,8 +567,7 @@ class Relay:
     def _end(self, peer_id: str) -> None:
         """Take note of a death."""
         self._search.dead(peer_id)
-        for offers in self._offers.values():
-            offers.pop(peer_id, None)
+        self._offers.drop_peer(peer_id)
         self._passed.pop(peer_id, None)
         way = self._ways.get(peer_id)
         if way is not None:
@@ -573,6 +575,7 @@ class Relay:
 
     def _forget(self, way: Way, reason: str, cause: CloseCause) -> None:
         del self._ways[way.peer.id]
+        self._held.pop(way.peer.id, None)
         if way.number < 0:
             self._by_number.pop(way.number, None)
             self._tell(ConnectionClosed(way.number, reason, cause))
@@ -598,7 +601,7 @@ class Relay:
         outbox = self._bundles.by_link.pop(number, None)
         if outbox is None or number not in self._links.peers:
             return
-        reached = self._offers.get(number, {}).keys()
+        reached = self._offers.over(number).keys()
         self._effects.append(Send((number,), outbox.take(reached)))
 
     def _drain(self) -> list[LinkEffect]:

@@ -182,6 +182,16 @@ class Side:
         """All living peers with a seat, this process first."""
         return [Member(self.me, self.status), *self.contacts.members()]
 
+    def busy(self) -> list[Member]:
+        """Return those of `present` that are in their block."""
+        found = [
+            Member(contact.peer, contact.status)
+            for contact in self.contacts
+            if contact.status.phase == "running" and contact.peer.seat >= 0
+        ]
+        own = [Member(self.me, self.status)] if self.status.phase == "running" else []
+        return own + found
+
     def speaker_patience(self) -> float:
         """Return the seconds of its silence after which a speaker is spoken for: long before the
         ranks of its node would be taken for hung."""

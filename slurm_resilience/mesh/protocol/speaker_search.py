@@ -93,6 +93,15 @@ class SpeakerSearch:
         self._urgent = True
         self.next_at = now
 
+    def catch_up(self, late: float) -> None:
+        """Count no time in which this process did not run, unless it has to look now: those that
+        it dials may have shared it, and each that is tried beside them has to answer too."""
+        if self._urgent or self.next_at <= 0:
+            return
+        for node in self._due:
+            self._due[node] += late
+        self.next_at += late
+
     def due(self, reached: Collection[str], now: float) -> list[Peer]:
         """Return the ranks to be dialed now, one of each node that is not reached."""
         if now < self.next_at:

@@ -185,7 +185,7 @@ def test_a_rank_that_is_slow_to_answer_is_given_time_before_the_next_is_dialed()
 
 @pytest.mark.parametrize("urgent", [False, True])
 def test_a_rank_that_was_held_up_dials_no_other_for_that(urgent: bool) -> None:
-    """Where a machine has far more ranks than cores, each rank that is tried in vain has to answer
+    """A machine may have far more ranks than cores, and each that is tried in vain has to answer
     too. One that has lost its way looks at once all the same."""
     peers = [Peer(f"p{seat}", seat, node=f"n{seat // 4}") for seat in range(8)]
     search = SpeakerSearch(peers[0])

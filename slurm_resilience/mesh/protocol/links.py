@@ -88,6 +88,18 @@ class Way:
         """Numbers of the last `Opened` that was sent, and received."""
 
 
+class Ways:
+    """The ways to all peers on other nodes."""
+
+    def __init__(self) -> None:
+        self.to: dict[str, Way] = {}
+        """By the peer's id."""
+        self.held: dict[str, Way] = {}
+        """Those of them that are held open: no link leads along them now."""
+        self.by_number: dict[int, str] = {}
+        """The peer of each connection that the membership sees."""
+
+
 class Links:
     """All connections whose other side is known."""
 

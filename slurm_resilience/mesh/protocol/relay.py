@@ -64,6 +64,7 @@ from slurm_resilience.mesh.protocol.links import (
     Offer,
     Offers,
     Way,
+    Ways,
 )
 from slurm_resilience.mesh.protocol.speaker_search import SpeakerSearch
 
@@ -114,10 +115,7 @@ class Relay:
         self._passed: dict[str, tuple[int, int, Key]] = {}
         """The far offers that the ranks of this node were told of, as in `Way.chosen`, and the
         key."""
-        self._ways: dict[str, Way] = {}
-        self._held: dict[str, Way] = {}
-        """Those of them that are held open: no link leads along them now."""
-        self._by_number: dict[int, str] = {}
+        self._ways = Ways()
         self._search = SpeakerSearch(me)
         self._count = 0
         """Stamps and numbers that were given."""
@@ -146,7 +144,7 @@ class Relay:
                     self._tell(event)
             case PeerAbsent(peer_id=peer_id):
                 self._search.absent(peer_id)
-                if peer_id not in self._ways:
+                if peer_id not in self._ways.to:
                     self._send_far(Unreachable((peer_id,), "closed"))
                 self._end(peer_id)
                 self._tell(event)
@@ -191,7 +189,7 @@ class Relay:
         self._note_silence(now)
         if self._should_speak(now):
             self._speak(now)
-        for way in tuple(self._held.values()):
+        for way in tuple(self._ways.held.values()):
             if now - way.lost_at >= HOLD_SECONDS:
                 self._forget(way, "no way leads to it", "lost")
         if self._searches and now >= self._search.next_at:
@@ -233,7 +231,7 @@ class Relay:
         due = [now + self._near.patience() / 4]
         if self._searches:
             due.append(self._search.next_at)
-        due += [way.lost_at + HOLD_SECONDS for way in self._held.values()]
+        due += [way.lost_at + HOLD_SECONDS for way in self._ways.held.values()]
         if now < self._start_until:
             due.append(self._start_until)
         return max(now + 0.001, min(due))
@@ -342,18 +340,18 @@ class Relay:
             self._effects.append(Close(number))
             self._drop_link(number, "lost", now)
             return
-        way = self._ways.get(self._by_number.get(number, ""))
+        way = self._ways.to.get(self._ways.by_number.get(number, ""))
         if way is not None and way.number == number:
             self._send((number,), HungUp(way.seen))
             way.number = 0
-        self._by_number.pop(number, None)
+        self._ways.by_number.pop(number, None)
 
     def _dial(self, peer: Peer, now: float) -> None:
         if peer.node == self._me.node:
             self._search.expect(peer)
             self._effects.append(Dial(peer))
             return
-        way = self._ways.get(peer.id)
+        way = self._ways.to.get(peer.id)
         if way is None:
             self._search.know(peer, now)
         elif way.number == 0 and way.chosen is not None:
@@ -438,7 +436,7 @@ class Relay:
             self._deliver(relayed, now)
 
     def _deliver(self, relayed: Relayed, now: float) -> None:
-        way = self._ways.get(relayed.source)
+        way = self._ways.to.get(relayed.source)
         if way is None:
             return
         try:
@@ -454,7 +452,7 @@ class Relay:
                 if seen < way.opened:
                     return
                 number, way.number = way.number, 0
-                if self._by_number.pop(number, None) is not None:
+                if self._ways.by_number.pop(number, None) is not None:
                     self._tell(ConnectionClosed(number, "it counts this process as gone", "lost"))
             case _ if way.number < 0:
                 self._tell(MessageReceived(way.number, way.peer.id, way.peer.id, message))
@@ -466,7 +464,7 @@ class Relay:
         links = tuple(number for number in numbers if number > 0)
         if links:
             self._effects.append(Send(links, message))
-        ids = [self._by_number[number] for number in numbers if number in self._by_number]
+        ids = [self._ways.by_number[number] for number in numbers if number in self._ways.by_number]
         if not ids:
             return
         self._relay_to(ids, message)
@@ -484,7 +482,7 @@ class Relay:
                 passed = self._passed.get(peer_id)
                 link = None if passed is None else passed[0]
             else:
-                way = self._ways.get(peer_id)
+                way = self._ways.to.get(peer_id)
                 link = None if way is None or way.chosen is None else way.chosen[0]
             if link is not None:
                 groups.setdefault(link, []).append(peer_id)
@@ -532,20 +530,20 @@ class Relay:
         return self._near.keys.get(self._me.id if peer.node != self._me.node else peer.id, NO_KEY)
 
     def _go(self, peer_id: str, best: Found | None, now: float) -> None:
-        way = self._ways.get(peer_id)
+        way = self._ways.to.get(peer_id)
         if best is None:
             if way is not None and way.chosen is not None:
                 way.chosen, way.lost_at = None, now
-                self._held[peer_id] = way
+                self._ways.held[peer_id] = way
             return
         chosen = (-best[2], best[1].stamp)
         if way is None:
-            way = self._ways[peer_id] = Way(best[1].member.peer)
+            way = self._ways.to[peer_id] = Way(best[1].member.peer)
             way.chosen = chosen
             self._open(way, best[1].member.status, rerouted=False)
         elif way.chosen != chosen:
             way.chosen = chosen
-            self._held.pop(peer_id, None)
+            self._ways.held.pop(peer_id, None)
             if way.number < 0:
                 # Its way back may be as before: then it does not know that anything was lost.
                 self._announce_open(way)
@@ -556,12 +554,12 @@ class Relay:
         before = way.number
         self._count += 1
         way.number = -self._count
-        self._by_number[way.number] = way.peer.id
+        self._ways.by_number[way.number] = way.peer.id
         # So the membership keeps the new one of the two.
         dialed = self._me.id < way.peer.id
         self._tell(ConnectionProven(way.number, way.peer, status, dialed, rerouted))
         if before < 0:
-            self._by_number.pop(before, None)
+            self._ways.by_number.pop(before, None)
             self._tell(ConnectionClosed(before, "another way is taken", "reset"))
 
     def _end(self, peer_id: str) -> None:
@@ -569,15 +567,15 @@ class Relay:
         self._search.dead(peer_id)
         self._offers.drop_peer(peer_id)
         self._passed.pop(peer_id, None)
-        way = self._ways.get(peer_id)
+        way = self._ways.to.get(peer_id)
         if way is not None:
             self._forget(way, "its process has ended", "closed")
 
     def _forget(self, way: Way, reason: str, cause: CloseCause) -> None:
-        del self._ways[way.peer.id]
-        self._held.pop(way.peer.id, None)
+        del self._ways.to[way.peer.id]
+        self._ways.held.pop(way.peer.id, None)
         if way.number < 0:
-            self._by_number.pop(way.number, None)
+            self._ways.by_number.pop(way.number, None)
             self._tell(ConnectionClosed(way.number, reason, cause))
 
     # -- effects ----------------------------------------------------------------------------------

@@ -31,7 +31,7 @@ esac
 exec {scontrol} "$@"
 """
 """scontrol, which waits before it requeues a job."""
-LEAVES_SOON = {"resume": {"max_per_node": 1, "backoff": 0.1}}
+SOON = {"resume": {"backoff": 0.1}}
 SLOW = {"resume": {"diagnosis_wait": 5.0}}
 """Another srun starts while the supervisor waits for a finding about its nodes."""
 
@@ -89,7 +89,7 @@ def test_a_node_on_which_srun_can_start_no_task_is_left(
 ) -> None:
     """slurmd is away there, and Slurm does not know it yet: srun ends the step by itself, which
     looks like a person's scancel."""
-    lab = fresh_lab(LabSpec(nodes=3, plugin=built_plugin, daemons=False, sres_options=LEAVES_SOON))
+    lab = fresh_lab(LabSpec(nodes=3, network=True, plugin=built_plugin, daemons=False))
     (tmp_path / "job.sh").write_text(LAUNCHES)
     words = ["sbatch", "--output=log", "--nodes=3", "--exclusive", "job.sh"]
     lab.run(words, cwd=tmp_path, check=True)
@@ -101,6 +101,27 @@ def test_a_node_on_which_srun_can_start_no_task_is_left(
     assert (tmp_path / "ended").read_text() == "0\n", log
     assert "what failed   srun could start no task on n2: " in log
     assert "starting attempt 2 on n[1,3]" in log
+    assert "n2 does not answer (its slurmd takes no connection), and is left; n3 takes" in log
+
+
+def test_a_job_without_another_node_waits_for_a_slurmd_that_is_away(
+    fresh_lab: Callable[[LabSpec], Lab], built_plugin: Path, tmp_path: Path, wait_for: WaitFor
+) -> None:
+    lab = fresh_lab(
+        LabSpec(nodes=2, network=True, plugin=built_plugin, daemons=False, sres_options=SOON)
+    )
+    (tmp_path / "job.sh").write_text(LAUNCHES)
+    words = ["sbatch", "--output=log", "--nodes=2", "--exclusive", "job.sh"]
+    lab.run(words, cwd=tmp_path, check=True)
+    wait_for((tmp_path / "up").exists, 30, "the batch script")
+    lab.kill_daemon("slurmd", node="n2")
+    (tmp_path / "go").touch()
+    log = tmp_path / "log"
+    wait_for(lambda: "starting attempt 2 on n[1-2]" in log.read_text(), 90, log)
+    lab.start_daemon("slurmd", node="n2")
+    wait_for((tmp_path / "ended").exists, 150, "the end of the script")
+    assert (tmp_path / "ended").read_text() == "0\n", log.read_text()
+    assert "no exchange of nodes: no idle node" in log.read_text()
 
 
 def test_a_job_is_requeued_by_its_supervisor_once_slurmctld_is_back(

@@ -34,7 +34,7 @@ class StepLife:
     def __init__(self, world: ResumeWorld) -> None:
         self._world = world
         self.failed_launch = ("", "", 0.0)
-        """The last one: its attempt, its node, and when it was told."""
+        """The last one, of no join step: its attempt, its node, and when it was told."""
 
     def make(self, srun: SimSrun) -> None:
         """Make the step of an srun, as soon as slurmctld answers and the nodes are free."""
@@ -129,7 +129,8 @@ class StepLife:
                 "srun: error: Application launch failed: Communication connection failure"
             )
             self._world.seen.failed_on.setdefault(step.srun.token, set()).add(name)
-            self.failed_launch = step.srun.token, name, self._world.schedule.now
+            if not step.srun.is_join:
+                self.failed_launch = step.srun.token, name, self._world.schedule.now
             self.kill(step, "***")  # slurmstepd words srun's own order as a person's
             self._world.schedule.after(1.0, step.srun.ends, 1)
 

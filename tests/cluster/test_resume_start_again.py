@@ -156,6 +156,32 @@ def test_a_job_is_requeued_by_its_supervisor_once_slurmctld_is_back(
     wait_for(lambda: lab.run(shown).stdout.strip() == "PENDING", 60, log)
 
 
+def test_a_second_allocation_whose_prolog_fails_is_told_of(
+    fresh_lab: Callable[[LabSpec], Lab], built_plugin: Path, tmp_path: Path, wait_for: WaitFor
+) -> None:
+    """Another one follows where its node is known; where it is gone too soon, a requeue."""
+    prolog = tmp_path / "prolog"
+    prolog.write_text('#!/bin/sh\n[ "$SLURMD_NODENAME" != n4 ]\n')
+    prolog.chmod(0o755)
+    lab = fresh_lab(
+        LabSpec(
+            nodes=5,
+            network=True,
+            gres="gpu:2",
+            plugin=built_plugin,
+            options={"Prolog": str(prolog)},
+        )
+    )
+    job = Job(lab, tmp_path, "--no-kill", nodes=3)
+    wait_for(lambda: job.running_on(1, 3), 30, job)
+    lab.power_off("n3")
+    wait_for(lambda: "n5" in {task["host"] for task in job.tasks()}, 90, job)
+    assert "prolog" in job.log()
+    assert "was ended by another" not in job.log()
+    job.let_end()
+    wait_for(lambda: "srun ended with 0" in job.ended(), 60, job)
+
+
 def test_a_job_that_is_held_for_the_prolog_of_its_new_node_tells_so(
     fresh_lab: Callable[[LabSpec], Lab], built_plugin: Path, tmp_path: Path, wait_for: WaitFor
 ) -> None:
@@ -171,6 +197,8 @@ def test_a_job_that_is_held_for_the_prolog_of_its_new_node_tells_so(
     wait_for(lambda: "failed on n4, so Slurm drains it" in job.log(), 60, job)
     assert f"`scontrol release {job.id}` has it start again" in job.log()
     assert "recovered: attempt 2" not in job.log()
+    checked = lab.run(["sres", "check", "site"]).stdout
+    assert "PrologFlags lacks Alloc" in checked and "lacks nohold_on_prolog_fail" in checked
     wait_for(lambda: job.state() == "PENDING", 30, job)
     prolog.write_text("#!/bin/sh\n")
     lab.run(["scontrol", "update", "node=n4", "state=resume"], check=True)

@@ -12,12 +12,21 @@ from slurm_resilience.slurm.node_labels import HEALTH, IN_SERVICE, labels_of
 FAULTY_HEALTH = frozenset({"suspect", "dead", "sick", "requested", "held", "down"})
 SILENT = "?"
 """Health and sresd of a node when sresctld does not answer."""
+SLURMD_SILENT = "slurmd silent"
+"""Health of a node of which no fault is known, but whose slurmd does not answer Slurm."""
 
 
 def slurm_state(node: Node) -> str:
     """Write the state in Slurm's own words: base, ``*`` when it does not answer, flags."""
     star = "" if node.is_responding else "*"
     return "+".join([node.base + star, *sorted(node.flags - {"NOT_RESPONDING"})])
+
+
+def _health(node: Node, seen: Mapping[str, Any], answers: bool) -> str:
+    """Return sresctld's verdict; where it has none on a node that Slurm gets no answer from, that
+    is what is known."""
+    verdict = str(seen.get("verdict", "unknown" if answers else SILENT))
+    return SLURMD_SILENT if verdict == "unknown" and not node.is_responding else verdict
 
 
 def node_view(node: Node, jobs: Iterable[Job], status: Mapping[str, Any] | None) -> dict[str, Any]:
@@ -41,7 +50,7 @@ def node_view(node: Node, jobs: Iterable[Job], status: Mapping[str, Any] | None)
         "gres": node.gres,
         "comment": node.comment,
         "labels": {HEALTH: IN_SERVICE} | labels_of(node.comment),
-        "health": seen.get("verdict", SILENT if status is None else "unknown"),
+        "health": _health(node, seen, status is not None),
         "why": seen.get("why", ""),
         "mode": seen.get("mode", ""),
         "sresd": seen.get("sresd", SILENT if status is None else "never seen"),

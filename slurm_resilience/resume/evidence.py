@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 
 import msgspec
 
@@ -47,6 +47,7 @@ def gather_evidence(
     step = end.step
     ends = step.reports.ends()
     faulty = end.faulty | _faulty(context)
+    silent: dict[str, str] = {}
     state = context.allocation.job.state
     # A program that ended well, or was ended, does not wait for Slurm's answers.
     reported = end.word is EndWord.TRAINING
@@ -66,6 +67,8 @@ def gather_evidence(
         # A node may be at fault, and neither Slurm nor sresctld has said so yet.
         unused = _give_up_unused(context, end)
         faulty = _wait_for_diagnosis(context, tuple(n for n in nodes if n not in unused))
+        if not faulty:
+            silent = _silent(context, _not_launched(end), nodes)
         state = context.allocation.refresh()
     if state not in ("RUNNING", "SUSPENDED"):
         # Slurm ended the job for them, and sresctld has not judged them.
@@ -97,6 +100,7 @@ def gather_evidence(
         observed=observed,
         unanswered=_is_unanswered(end),
         not_launched=_not_launched(end),
+        silent=silent,
         threadless=_is_unanswered(end) and not end.step.had_threads,
     )
 
@@ -108,6 +112,24 @@ def _is_unanswered(end: StepEnd) -> bool:
 def _not_launched(end: StepEnd) -> dict[str, str]:
     parts = end.parts or (end.step,)
     return {n: why for part in parts for n, why in part.failed_launches.items() if end.code != 0}
+
+
+def _silent(
+    context: SupervisorContext, not_launched: Collection[str], nodes: Sequence[str]
+) -> dict[str, str]:
+    """Return the nodes on which srun could start no task, and which do not answer."""
+    if not not_launched:
+        return {}
+    # Late: no step waits for what only a failed launch needs.
+    from slurm_resilience.resume.allocation.silent_nodes import silent_nodes
+
+    return silent_nodes(
+        sorted(not_launched),
+        [name for name in nodes if name not in not_launched],
+        context.client,
+        context.link.doubts,
+        context.host_calls.look_at_ports,
+    )
 
 
 def _ended_at(context: SupervisorContext, step: SrunStep) -> float:

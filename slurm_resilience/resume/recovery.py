@@ -154,6 +154,7 @@ class Recovery:
             if chosen.kind == "requeue":
                 self._requeue(f"{cause.reason}; {chosen.reason}", chosen)
                 return None
+            left_before = set(context.allocation.left_nodes)
             try:
                 obtained = self._obtain(cause, chosen, nodes)
             except (SlurmError, NotFound) as error:
@@ -168,6 +169,9 @@ class Recovery:
                 other = chosen.kind == "companion"
                 what = "second allocation" if other else "exchange of nodes"
                 report.say(f"no {what}: {error}")
+                if _is_suspected(cause, chosen):
+                    # The job has the nodes still, and the step may run there again.
+                    context.allocation.left_nodes.intersection_update(left_before)
                 swap_failed = f"the {what} failed ({error})"
                 continue
             if obtained is None:
@@ -335,9 +339,9 @@ class Recovery:
             As `_obtain`.
         """
         context, allocation = self._context, self._context.allocation
-        companion.release_unused(allocation, chosen.nodes)
-        self._give_back(chosen.leave)
         suspected = _is_suspected(cause, chosen)
+        if not suspected:
+            self._leave_for(chosen, chosen.nodes)
         got = companion.obtain(
             allocation,
             chosen.take,
@@ -350,8 +354,16 @@ class Recovery:
         allocation.left_nodes.difference_update(got.nodes)  # a new machine of that name
         allocation.refresh()
         where = (*chosen.nodes, *got.nodes)
+        if suspected:
+            # Not before: where Slurm gives none, the step runs on these nodes again.
+            self._leave_for(chosen, where)
         name = fold(got.nodes)
         return where, f"a second allocation, job {got.id}, gives {name}; now on {fold(where)}"
+
+    def _leave_for(self, chosen: Plan, where: tuple[str, ...]) -> None:
+        """Give back what the next attempt does not use, of the job and of its companions."""
+        companion.release_unused(self._context.allocation, where)
+        self._give_back(chosen.leave)
 
     def _give_back(self, leave: tuple[str, ...]) -> None:
         """Give nodes back that are left: their replacement waits for the jobs on them.

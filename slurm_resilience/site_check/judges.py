@@ -23,6 +23,9 @@ from slurm_resilience.slurm.hostlists import fold
 OLDEST_SLURM = (22, 5)
 NO_DATABASE = "accounting_storage/none"
 SHORT_JOB_AGE_SECONDS = 30
+NO_HOLD = "nohold_on_prolog_fail"
+_ALLOC_FLAGS = frozenset({"alloc", "contain", "x11"})
+"""By each of these the prolog runs as nodes are allocated."""
 STALE_CYCLES = 5
 STALE_SECONDS = 10.0
 
@@ -130,6 +133,39 @@ def judge_settings(info: ClusterInfo) -> SiteJudgement:
     if notes:
         return note("; ".join(text for text, _ in notes), "; ".join(what for _, what in notes))
     return ok("ReturnToService and MinJobAge")
+
+
+def _has_prolog(info: ClusterInfo) -> bool:
+    # Newer releases (seen on 24.11) print "Prolog[0]".
+    named = [value for key, value in info.raw.items() if key.partition("[")[0] == "Prolog"]
+    return any(value.strip() not in ("", "(null)") for value in named)
+
+
+def judge_prolog_flags(info: ClusterInfo) -> SiteJudgement:
+    """Check that the prolog of a new node runs as the job gets the node, and not as its step
+    starts there."""
+    flags = info.raw.get("PrologFlags", "").lower().replace(" ", "").split(",")
+    if not _has_prolog(info):
+        return ok("no Prolog runs on the nodes")
+    if not _ALLOC_FLAGS.isdisjoint(flags):
+        return ok(f"PrologFlags={info.raw['PrologFlags'].strip()}")
+    return note(
+        "PrologFlags lacks Alloc: a prolog that fails on a node in exchange ends the whole job",
+        "set PrologFlags=Alloc in slurm.conf, then restart slurmctld and each slurmd",
+    )
+
+
+def judge_prolog_hold(info: ClusterInfo) -> SiteJudgement:
+    """Check that a job is not held for a prolog that failed."""
+    if not _has_prolog(info):
+        return ok("no Prolog runs on the nodes")
+    if NO_HOLD in info.scheduler_parameters.split(","):
+        return ok(f"SchedulerParameters has {NO_HOLD}")
+    return note(
+        f"SchedulerParameters lacks {NO_HOLD}: a job whose prolog fails is requeued held, and "
+        "waits for a person (scontrol release)",
+        f"add {NO_HOLD} to SchedulerParameters in slurm.conf, then scontrol reconfigure",
+    )
 
 
 def judge_munge(came_back: bool) -> SiteJudgement:

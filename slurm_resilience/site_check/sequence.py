@@ -61,6 +61,8 @@ CHECKS = (
     SiteCheck("expansion", lambda s, _: judges.judge_expansion(s.info), ("slurm",)),
     SiteCheck("accounting", lambda s, _: judges.judge_accounting(s.info), ("slurm",)),
     SiteCheck("settings", lambda s, _: judges.judge_settings(s.info), ("slurm",)),
+    SiteCheck("prolog", lambda s, _: judges.judge_prolog_flags(s.info), ("slurm",)),
+    SiteCheck("prolog hold", lambda s, _: judges.judge_prolog_hold(s.info), ("slurm",)),
     SiteCheck("host", _host, ("slurm",)),
     SiteCheck(
         "program", lambda s, _: judges.judge_program(probes.replacement_program(s)), ("host",)

@@ -31,7 +31,7 @@ esac
 exec {scontrol} "$@"
 """
 """scontrol, which waits before it requeues a job."""
-LEAVES_SOON = {"resume": {"max_per_node": 1, "backoff": 0.1}}
+SOON = {"resume": {"backoff": 0.1}}
 SLOW = {"resume": {"diagnosis_wait": 5.0}}
 """Another srun starts while the supervisor waits for a finding about its nodes."""
 
@@ -89,7 +89,7 @@ def test_a_node_on_which_srun_can_start_no_task_is_left(
 ) -> None:
     """slurmd is away there, and Slurm does not know it yet: srun ends the step by itself, which
     looks like a person's scancel."""
-    lab = fresh_lab(LabSpec(nodes=3, plugin=built_plugin, daemons=False, sres_options=LEAVES_SOON))
+    lab = fresh_lab(LabSpec(nodes=3, network=True, plugin=built_plugin, daemons=False))
     (tmp_path / "job.sh").write_text(LAUNCHES)
     words = ["sbatch", "--output=log", "--nodes=3", "--exclusive", "job.sh"]
     lab.run(words, cwd=tmp_path, check=True)
@@ -101,6 +101,27 @@ def test_a_node_on_which_srun_can_start_no_task_is_left(
     assert (tmp_path / "ended").read_text() == "0\n", log
     assert "what failed   srun could start no task on n2: " in log
     assert "starting attempt 2 on n[1,3]" in log
+    assert "n2 does not answer (its slurmd takes no connection), and is left; n3 takes" in log
+
+
+def test_a_job_without_another_node_waits_for_a_slurmd_that_is_away(
+    fresh_lab: Callable[[LabSpec], Lab], built_plugin: Path, tmp_path: Path, wait_for: WaitFor
+) -> None:
+    lab = fresh_lab(
+        LabSpec(nodes=2, network=True, plugin=built_plugin, daemons=False, sres_options=SOON)
+    )
+    (tmp_path / "job.sh").write_text(LAUNCHES)
+    words = ["sbatch", "--output=log", "--nodes=2", "--exclusive", "job.sh"]
+    lab.run(words, cwd=tmp_path, check=True)
+    wait_for((tmp_path / "up").exists, 30, "the batch script")
+    lab.kill_daemon("slurmd", node="n2")
+    (tmp_path / "go").touch()
+    log = tmp_path / "log"
+    wait_for(lambda: "starting attempt 2 on n[1-2]" in log.read_text(), 90, log)
+    lab.start_daemon("slurmd", node="n2")
+    wait_for((tmp_path / "ended").exists, 150, "the end of the script")
+    assert (tmp_path / "ended").read_text() == "0\n", log.read_text()
+    assert "no exchange of nodes: no idle node" in log.read_text()
 
 
 def test_a_job_is_requeued_by_its_supervisor_once_slurmctld_is_back(
@@ -135,6 +156,32 @@ def test_a_job_is_requeued_by_its_supervisor_once_slurmctld_is_back(
     wait_for(lambda: lab.run(shown).stdout.strip() == "PENDING", 60, log)
 
 
+def test_a_second_allocation_whose_prolog_fails_is_told_of(
+    fresh_lab: Callable[[LabSpec], Lab], built_plugin: Path, tmp_path: Path, wait_for: WaitFor
+) -> None:
+    """Another one follows where its node is known; where it is gone too soon, a requeue."""
+    prolog = tmp_path / "prolog"
+    prolog.write_text('#!/bin/sh\n[ "$SLURMD_NODENAME" != n4 ]\n')
+    prolog.chmod(0o755)
+    lab = fresh_lab(
+        LabSpec(
+            nodes=5,
+            network=True,
+            gres="gpu:2",
+            plugin=built_plugin,
+            options={"Prolog": str(prolog)},
+        )
+    )
+    job = Job(lab, tmp_path, "--no-kill", nodes=3)
+    wait_for(lambda: job.running_on(1, 3), 30, job)
+    lab.power_off("n3")
+    wait_for(lambda: "n5" in {task["host"] for task in job.tasks()}, 90, job)
+    assert "prolog" in job.log()
+    assert "was ended by another" not in job.log()
+    job.let_end()
+    wait_for(lambda: "srun ended with 0" in job.ended(), 60, job)
+
+
 def test_a_job_that_is_held_for_the_prolog_of_its_new_node_tells_so(
     fresh_lab: Callable[[LabSpec], Lab], built_plugin: Path, tmp_path: Path, wait_for: WaitFor
 ) -> None:
@@ -150,6 +197,8 @@ def test_a_job_that_is_held_for_the_prolog_of_its_new_node_tells_so(
     wait_for(lambda: "failed on n4, so Slurm drains it" in job.log(), 60, job)
     assert f"`scontrol release {job.id}` has it start again" in job.log()
     assert "recovered: attempt 2" not in job.log()
+    checked = lab.run(["sres", "check", "site"]).stdout
+    assert "PrologFlags lacks Alloc" in checked and "lacks nohold_on_prolog_fail" in checked
     wait_for(lambda: job.state() == "PENDING", 30, job)
     prolog.write_text("#!/bin/sh\n")
     lab.run(["scontrol", "update", "node=n4", "state=resume"], check=True)

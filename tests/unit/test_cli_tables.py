@@ -114,6 +114,17 @@ def test_faulty_is_what_either_says(node: Node, health: str, faulty: bool) -> No
     assert is_faulty(view) is faulty
 
 
+def test_a_slurmd_that_does_not_answer_is_no_unknown_health() -> None:
+    silent = Node("n", "ALLOCATED", frozenset({"NOT_RESPONDING"}))
+
+    def health(node: Node, verdict: str) -> str:
+        return str(node_view(node, (), {"nodes": {"n": {"verdict": verdict}}})["health"])
+
+    assert health(silent, "unknown") == "slurmd silent"
+    assert health(silent, "dead") == "dead"
+    assert health(Node("n", "IDLE"), "unknown") == "unknown"
+
+
 def test_text_without_room_stands_under_its_row(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "50")
     monkeypatch.setattr(tables, "_width", lambda: 50)

@@ -369,7 +369,7 @@ DOORS = {
     ("simulate", "controller"): {"decide", "journal", "main", "probe", "spares"},
     ("simulate", "health"): {"grouping"},
     ("simulate", "replace"): {"program"},
-    ("simulate", "slurm"): {"client", "companion_job", "hostlists", "reservations"},
+    ("simulate", "slurm"): {"client", "companion_job", "hostlists", "reservations", "slurmd_port"},
     ("simulate", "wire"): {"messages", "server"},
     ("simulate", "resume"): {
         "attempt",

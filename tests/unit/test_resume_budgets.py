@@ -296,6 +296,33 @@ def test_a_node_on_which_no_task_can_be_started_is_left_after_some_tries() -> No
     assert "too many attempts ended on n2" in left.reason
 
 
+SILENT = {"n2": "its slurmd takes no connection"}
+
+
+@pytest.mark.parametrize(
+    ("more", "kind"),
+    [
+        ({}, "relaunch"),
+        ({"job_nodes": NODES, "has_gres": False, "permits_expansion": True}, "swap"),
+        ({"job_nodes": NODES, "has_gres": True, "companion_obstacle": ""}, "companion"),
+    ],
+)
+def test_a_node_that_does_not_answer_is_left_after_one_try(more: dict[str, Any], kind: str) -> None:
+    failed = msgspec.structs.replace(NOT_LAUNCHED, first_failed="n2", silent=SILENT)
+    used = msgspec.structs.replace(FACTS, own_nodes=NODES, **more)
+    left = chosen(failed, facts=used)
+    assert (left.kind, left.leave, left.pause) == (kind, ("n2",), 0.0)
+    assert "n2 does not answer (its slurmd takes no connection), and is left" in left.reason
+
+
+def test_a_node_that_does_not_answer_is_tried_again_where_there_is_no_other() -> None:
+    """A requeue would wait for nodes as well, and begin from the start."""
+    failed = msgspec.structs.replace(NOT_LAUNCHED, first_failed="n2", silent=SILENT)
+    full = msgspec.structs.replace(FACTS, own_nodes=NODES, job_nodes=NODES, swap_failed="no node")
+    again = chosen(failed, facts=full)
+    assert (again.kind, again.nodes, again.pause) == ("relaunch", (), LIMITS.backoff)
+
+
 def test_a_pause_that_ends_beyond_the_time_limit_is_not_begun() -> None:
     short = msgspec.structs.replace(FACTS, seconds_left=LIMITS.time_margin + LIMITS.backoff - 1)
     tries = [ending(code=137)] * 2

@@ -288,6 +288,24 @@ def test_a_request_that_a_person_cancels_is_not_made_again() -> None:
         companion.obtain(allocation, 1, 60.0, ())
 
 
+@pytest.mark.parametrize(
+    ("nodes", "drained", "text"),
+    [
+        (("n4",), {"n4"}, "the prolog of the second allocation, job 2, failed on n4, which Slurm"),
+        ((), {"n4"}, "the second allocation, job 2, has ended, as a prolog failed on n4"),
+        (("n5",), {"n4"}, "the second allocation, job 2, was ended by another"),
+        ((), set(), "the second allocation, job 2, was ended by another"),
+    ],
+)
+def test_a_companion_whose_prolog_failed_was_ended_by_no_person(
+    nodes: tuple[str, ...], drained: set[str], text: str
+) -> None:
+    """Another companion is asked for, if that node is known to be its own."""
+    end = companion._end_of(2, nodes, drained)
+    assert str(end).startswith(text)
+    assert isinstance(end, companion.PrologFailed) is (nodes == ("n4",))
+
+
 def test_doubtful_nodes_and_lost_answers_leave_no_companion_behind() -> None:
     slurm = gres_cluster(6)
     slurm.submit(3)

@@ -24,6 +24,7 @@ from slurm_resilience.resume.srun.srun_options import BUILTIN, split
 from slurm_resilience.resume.srun.stderr_reader import EndedTasks
 from slurm_resilience.resume.srun.step import ToldEnd
 from slurm_resilience.resume.srun.task_reports import StepReports
+from slurm_resilience.slurm.slurmd_port import PortsSeen
 from slurm_resilience.wire.messages import NodeVerdict
 
 
@@ -89,6 +90,7 @@ def gathered(
 ) -> Ending:
     for part in more.get("parts", ()):
         vars(part).setdefault("failed_launches", {})
+    ports = more.pop("ports", (frozenset(), frozenset()))
     reports = StepReports("")
     for end in ends:
         reports.take(end)
@@ -109,7 +111,12 @@ def gathered(
     )
     context: Any = SimpleNamespace(
         allocation=allocation,
-        link=site or SimpleNamespace(faulty=dict, ask=lambda nodes: None, checks_run=False),
+        client=slurm,
+        host_calls=SimpleNamespace(look_at_ports=lambda nodes: PortsSeen(*ports)),
+        link=site
+        or SimpleNamespace(
+            faulty=dict, ask=lambda nodes: None, checks_run=False, doubts=lambda nodes: {}
+        ),
         user_ended=lambda step, stopped: signal,
         clock=site.clock if site else SYSTEM_CLOCK,
         wake=Event(),
@@ -148,11 +155,19 @@ def test_an_srun_that_could_not_reach_a_node_has_not_failed(
     others = TaskEnd(0, 0, 0, 137, by_signal=True, node="n1")
     more: dict[str, Any] = {"failed_launches": nodes}
     found = gathered(slurm, allocated(slurm), "", 233, (others,), False, False, ("train",), more)
-    assert (found.first_failed, found.never_began) == (named, True)
+    assert (found.first_failed, found.never_began, found.silent) == (named, True, {})
     cause = classify(found)
     assert (cause.kind, cause.category) == ("program", Category.TRANSIENT)
     listed = "n2" if named else "n[1-2]"
     assert cause.reason == f"srun could start no task on {listed}: Connection failure"
+
+
+def test_a_node_of_a_failed_launch_that_does_not_answer_is_told_of(slurm: FakeSlurm) -> None:
+    ports = frozenset({"n1"}), frozenset({"n2"})
+    more: dict[str, Any] = {"failed_launches": ("n2",), "ports": ports}
+    found = gathered(slurm, allocated(slurm), "", 233, (), False, False, ("train",), more)
+    assert found.silent == {"n2": "its slurmd takes no connection"}
+    assert classify(found).kind == "program"
 
 
 def test_an_srun_that_got_no_thread_has_not_failed(slurm: FakeSlurm) -> None:

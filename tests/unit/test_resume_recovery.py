@@ -28,6 +28,7 @@ class Job:
         self.job = SimpleNamespace(is_batch=True, requeue=True, state=state)
         self.user_stop = threading.Event()
         self.suspects: set[str] = set()
+        self.left_nodes: set[str] = set()
         self.patience = 60.0
         self.asked: list[str] = []
         self.while_waiting: Callable[[], None] = lambda: None

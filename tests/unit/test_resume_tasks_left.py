@@ -6,10 +6,12 @@ import os
 import threading
 from typing import Any
 
+import msgspec
 import pytest
 from fake_slurm import FakeSlurm
 
 from slurm_resilience.errors import SlurmUnreachable
+from slurm_resilience.resume.decide.task_ends import NodeBegan, TaskEnd
 from slurm_resilience.resume.srun import step as step_module
 from slurm_resilience.resume.srun.step import SrunStep, end_step, end_tasks_left
 from slurm_resilience.slurm.client import StepInfo
@@ -54,6 +56,31 @@ def end_left(srun: SrunStep, slurm: SlurmWithAStep, **words: Any) -> list[str]:
     options: dict[str, Any] = {"patience": 30.0, "stop": threading.Event(), "say": said.append}
     end_tasks_left(srun, slurm, slurm.job_id, HOST, **(options | words))
     return said
+
+
+class SlurmThatWaits(SlurmWithAStep):
+    """Keeps a step in its books that has lost a node."""
+
+    def steps(self, job_id: int) -> tuple[StepInfo, ...]:
+        return tuple(msgspec.structs.replace(info, tasks=2) for info in super().steps(job_id))
+
+    def cancel_step(self, job_id: int, step: str, signal: str = "") -> None:
+        self.asked = step
+
+
+def test_tasks_that_ended_well_are_not_waited_for(
+    srun: SrunStep, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """srun tells only of those that failed, and the books wait for the dead node."""
+    monkeypatch.setattr(step_module, "CANCEL_SECONDS", 600.0)
+    slurm = SlurmThatWaits(srun)
+    alive, dead = slurm.steps(slurm.job_id)[0].nodes
+    srun.reports.take(NodeBegan(0, 0, alive, 2, 2))
+    srun.reports.take(NodeBegan(0, 1, dead, 2, 2))
+    srun.reports.take(TaskEnd(0, 0, 0, 0))
+    end_step(srun, slurm, slurm.job_id, HOST, grace=0.0, at_once=True, dead=(dead,))
+    assert slurm.asked and not srun.running
+    assert srun.tasks_ended_at is not None
 
 
 def test_a_step_that_slurm_ended_leaves_nothing(srun: SrunStep) -> None:

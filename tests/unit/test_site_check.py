@@ -36,6 +36,11 @@ def info(version: str = "24.11.5", **raw: str) -> ClusterInfo:
     )
 
 
+PROLOG = {"Prolog[0]": "/p"}
+"""As 24.11 and later ones print it."""
+NO_HOLD = "nohold_on_prolog_fail"
+
+
 # --- the judges -----------------------------------------------------------------------------------
 
 
@@ -57,6 +62,13 @@ def info(version: str = "24.11.5", **raw: str) -> ClusterInfo:
         (judges.judge_settings(info(ReturnToService="1", MinJobAge="300 sec")), "ok", ""),
         (judges.judge_settings(info(ReturnToService="2")), "note", "ReturnToService=2"),
         (judges.judge_settings(info(MinJobAge="5 sec")), "note", "MinJobAge=5"),
+        (judges.judge_prolog_flags(info()), "ok", "no Prolog"),
+        (judges.judge_prolog_flags(info(Prolog="(null)")), "ok", "no Prolog"),
+        (judges.judge_prolog_flags(info(Prolog="/p", PrologFlags="(null)")), "note", "lacks Alloc"),
+        (judges.judge_prolog_flags(info(**PROLOG, PrologFlags="Alloc,NoHold")), "ok", "Alloc"),
+        (judges.judge_prolog_hold(info()), "ok", "no Prolog"),
+        (judges.judge_prolog_hold(info(**PROLOG)), "note", "requeued held"),
+        (judges.judge_prolog_hold(info(**PROLOG, scheduler=NO_HOLD)), "ok", NO_HOLD),
         (judges.judge_munge(True), "ok", ""),
         (judges.judge_munge(False), "wrong", "munge"),
         (judges.judge_port(PortSeen("c", 1)), "ok", "c port 1"),

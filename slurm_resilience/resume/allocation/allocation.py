@@ -23,6 +23,8 @@ FRESH_SECONDS = 2.0
 """An address that was read so long ago is not asked for again."""
 SECOND = "the second allocation"
 """The log's words for a companion; they begin the reason of a node that is lost with it."""
+PROLOG_ERROR = "Prolog error"
+"""Slurm's own reason for a node that it drains because the prolog failed there."""
 REFRESH_SECONDS = 1.0
 """Until Slurm is asked again for its table of nodes."""
 
@@ -311,6 +313,9 @@ class Allocation:
             node = nodes.get(name)
             if node is None or is_bad(node):
                 bad[name] = _shown_state(node)
+            elif name in elsewhere and is_drained_by_prolog(node):
+                # The node's fault, and no person's word.
+                bad[name] = f"the prolog failed there, and {elsewhere[name]}"
             elif name in elsewhere:
                 bad[name] = elsewhere[name]
             elif name not in job_nodes and name not in self.companions.nodes:
@@ -358,6 +363,11 @@ class Allocation:
             self._read_table()
         order = {name: index for index, name in enumerate(self._table.nodes)}
         return tuple(sorted(names, key=lambda name: order.get(name, len(order))))
+
+
+def is_drained_by_prolog(node: Node) -> bool:
+    """Return whether Slurm drains a node because a job's prolog failed there."""
+    return node.is_drain and node.reason == PROLOG_ERROR
 
 
 def _shown_state(node: Node | None) -> str:

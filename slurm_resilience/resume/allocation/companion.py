@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Collection
 
 import msgspec
 
 from slurm_resilience.errors import NotFound, SlurmError, SlurmUnreachable, SresError
 from slurm_resilience.resume import report
-from slurm_resilience.resume.allocation.allocation import SECOND, Allocation, Companion
+from slurm_resilience.resume.allocation.allocation import (
+    SECOND,
+    Allocation,
+    Companion,
+    is_drained_by_prolog,
+)
 from slurm_resilience.resume.allocation.swap import Doubts, NoIdleNode
 from slurm_resilience.resume.srun.step import SrunStep
 from slurm_resilience.slurm.companion_job import UNUSED_SECONDS, CompanionRequest, companion_name
@@ -32,6 +38,10 @@ WAITING = ("PENDING", "CONFIGURING")
 
 class CompanionEnded(SlurmError):
     """A companion was ended by another one than its supervisor."""
+
+
+class PrologFailed(CompanionEnded):
+    """Slurm ended a companion, for one of its nodes on which the prolog failed."""
 
 
 def obtain(
@@ -68,9 +78,15 @@ def obtain(
         excluded = (*allocation.excluded, *sorted(avoided | allocation.suspects))
         job = msgspec.structs.replace(allocation.job, excluded_nodes=excluded)
         request = CompanionRequest(job, count, allocation.companions.supervisor, memory)
+        drained = _drained_by_prolog(allocation)
         number = allocation.client.ask_companion(request)
         try:
-            companion = _wait(allocation, number, count, deadline)
+            companion = _wait(allocation, number, count, deadline, drained)
+        except PrologFailed as error:
+            # Slurm drains that node, and gives another one.
+            report.say(str(error))
+            release(allocation, number)
+            continue
         except SresError:
             release(allocation, number)
             raise
@@ -88,17 +104,21 @@ def obtain(
         avoided |= set(doubtful)
         for name, why in sorted(doubtful.items()):
             report.say(f"{name} is not taken: {why}")
-    raise NoIdleNode(f"each of {MOST_ASKED} second allocations had a node that is silent")
+    raise NoIdleNode(f"each of {MOST_ASKED} second allocations had a node that is of no use")
 
 
-def _wait(allocation: Allocation, number: int, count: int, deadline: float) -> Companion | None:
+def _wait(
+    allocation: Allocation, number: int, count: int, deadline: float, drained: set[str]
+) -> Companion | None:
     clock, began, told = allocation.clock, allocation.clock.monotonic(), float("-inf")
+    shown: tuple[str, ...] = ()
     while True:
         state = "PENDING"
         nodes: tuple[str, ...] = ()
         try:
             found = allocation.client.job(number)
             state, nodes = found.state, found.nodes
+            shown = nodes or shown
         except NotFound:
             state = "gone"
         except SlurmUnreachable:
@@ -106,7 +126,7 @@ def _wait(allocation: Allocation, number: int, count: int, deadline: float) -> C
         if state in GRANTED and len(nodes) == count:
             return Companion(number, allocation.in_slurms_order(nodes))
         if state not in (*GRANTED, *WAITING):
-            raise CompanionEnded(f"the second allocation, job {number}, was ended by another")
+            raise _end_of(number, shown, _drained_by_prolog(allocation) - drained)
         now = clock.monotonic()
         if now >= deadline:
             raise NoIdleNode(f"no second allocation within {now - began:.0f} s")
@@ -122,6 +142,35 @@ def _wait(allocation: Allocation, number: int, count: int, deadline: float) -> C
             return None
         if allocation.refresh() not in ("RUNNING", "SUSPENDED"):
             raise NotFound(f"job {allocation.id} is over")
+
+
+def _end_of(number: int, nodes: Collection[str], drained: Collection[str]) -> CompanionEnded:
+    """Return why a companion has ended that was waited for.
+
+    Args:
+        number: its job id.
+        nodes: that Slurm has shown for it; none: it was gone too soon.
+        drained: nodes that Slurm has drained meanwhile, because a prolog failed there.
+    """
+    own = sorted(set(drained) & set(nodes))
+    if own:
+        return PrologFailed(
+            f"the prolog of {SECOND}, job {number}, failed on {fold(own)}, which Slurm drains"
+        )
+    text = f"{SECOND}, job {number}, was ended by another"
+    if drained and not nodes:
+        # Another job's prolog may have failed, and a person may have ended this one.
+        text = f"{SECOND}, job {number}, has ended, as a prolog failed on {fold(sorted(drained))}"
+    return CompanionEnded(text)
+
+
+def _drained_by_prolog(allocation: Allocation) -> set[str]:
+    """Return the nodes that Slurm drains because a prolog failed; none where it does not answer."""
+    try:
+        nodes = allocation.client.nodes()
+    except SresError:
+        return set()
+    return {node.name for node in nodes if is_drained_by_prolog(node)}
 
 
 def release(allocation: Allocation, number: int) -> None:

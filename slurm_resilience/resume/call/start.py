@@ -34,11 +34,13 @@ LATE = (
     "tempfile",
     "textwrap",
     "traceback",
+    "slurm_resilience.resume.allocation.silent_nodes",
     "slurm_resilience.resume.attempt_watch",
     "slurm_resilience.resume.live_step.live_step",
     "slurm_resilience.resume.observing",
     "slurm_resilience.resume.progress.stack_gathering",
     "slurm_resilience.resume.requeue_report",
+    "slurm_resilience.slurm.slurmd_port",
     "slurm_resilience.wire.client",
 )
 """Modules without which a step is started, and those that they load."""

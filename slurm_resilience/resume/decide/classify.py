@@ -49,6 +49,8 @@ class StepFacts(msgspec.Struct, frozen=True, kw_only=True):
     not_launched: dict[str, str] = {}
     """Nodes on which srun could start no task, with its words for the reason; it ended the others
     for that."""
+    silent: dict[str, str] = {}
+    """Those of them that do not answer, with the reason."""
     only_told: bool = False
     """Slurm told the tasks of a cancelled step to end, and has not ended the step: so it begins to
     preempt a job that has a GraceTime."""

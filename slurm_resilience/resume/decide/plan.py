@@ -179,6 +179,13 @@ def _after_program(
         return Plan("stop", f"no node is at fault, and {reason}")
     if eaters:
         return _without_eaters(Cause("node", cause.reason), facts, eaters)
+    silent = history[-1].silent
+    if silent:
+        chosen = _after_node(Cause("node", cause.reason, tuple(silent)), facts)
+        if chosen.kind in SAME_JOB:
+            why = "; ".join(f"{name} does not answer ({silent[name]})" for name in silent)
+            reason = f"{why}, and is left; {chosen.reason}"
+            return msgspec.structs.replace(chosen, reason=reason, leave=tuple(silent))
     held = {*facts.job_nodes, *(name for nodes in facts.companions for name in nodes)}
     gone = tuple(name for name in facts.own_nodes if name not in held)
     if gone:

@@ -6,7 +6,7 @@ import contextlib
 import os
 import socket
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
 from signal import Signals
@@ -20,8 +20,10 @@ from slurm_resilience.resume.srun.task_reports import TaskReports
 
 if TYPE_CHECKING:
     from slurm_resilience.mesh.observer import Observer
+    from slurm_resilience.model import Node
     from slurm_resilience.resume.progress.hang_evidence import NodeSigns
     from slurm_resilience.resume.progress.stack_gathering import AskedNodes
+    from slurm_resilience.slurm.slurmd_port import PortsSeen
 
 
 class HostCalls:
@@ -109,6 +111,13 @@ class HostCalls:
     def close_connections(self, step: SrunStep, address: str) -> None:
         """Close an srun's connections to one machine, as if that machine had closed them."""
         close_sockets(step.pid, address)
+
+    def look_at_ports(self, nodes: Iterable[Node]) -> PortsSeen:
+        """Connect to the slurmd of each node: `slurmd_port.look_at_ports`."""
+        # Late: no step waits for what only a failed launch needs.
+        from slurm_resilience.slurm.slurmd_port import look_at_ports
+
+        return look_at_ports(nodes)
 
     def observe(
         self, rendezvous: Path, on_news: Callable[[], None]

@@ -530,8 +530,7 @@ def end_step(
         ordered = _is_accepted(lambda: _cancel_shown(step, client, job, host))
         deadline = step.clock.monotonic() + CANCEL_SECONDS
         while step.clock.monotonic() < deadline and not step.wait(CANCEL_LOOK_SECONDS):
-            ended = tuple(step.ended_tasks)  # a copy: it grows in another thread
-            if no_living_task(ended, info, dead) or not _is_running(step, client, job, host):
+            if _has_no_living_task(step, info, dead) or not _is_running(step, client, job, host):
                 ordered = True
                 # Its tasks are gone: a moment for their last words, which srun still prints.
                 step.wait(LAST_WORDS_SECONDS)
@@ -540,6 +539,17 @@ def end_step(
     step.ends_by_us(killed=True)
     step.kill()
     step.wait(KILL_SECONDS)
+
+
+def _has_no_living_task(step: SrunStep, info: StepInfo, dead: Collection[str]) -> bool:
+    """Return whether srun, or slurmstepd, has told of the end of all tasks on the living nodes.
+
+    srun tells of tasks that failed alone, slurmstepd of each one. They are not added up: the
+    numbers of slurmstepd's may be those of a world of several steps.
+    """
+    by_srun = tuple(step.ended_tasks)  # a copy: it grows in another thread
+    told = [EndedTasks((end.node,), (end.task,), "") for end in step.reports.ends()]
+    return no_living_task(by_srun, info, dead) or no_living_task(told, info, dead)
 
 
 def end_tasks_left(
@@ -589,7 +599,7 @@ def no_living_task(ended: Sequence[EndedTasks], info: StepInfo, dead: Collection
     """Return whether the living nodes of a step have reported the end of all of its tasks. Pure.
 
     Args:
-        ended: the tasks of which srun reported that they ended.
+        ended: the tasks of which srun or slurmstepd reported that they ended.
         info: the step as Slurm shows it.
         dead: nodes from which no report comes.
     """

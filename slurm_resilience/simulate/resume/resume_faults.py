@@ -35,6 +35,7 @@ class ResumeFault(enum.StrEnum):
     NODE_CUT = "a node loses its network"
     NODE_SICK = "a node is marked sick"
     NODE_EATS = "tasks crash on a node, and no check sees why"
+    SLURMD_AWAY = "a task crashes on a node whose slurmd is away for a while"
     TASK_CRASHES = "a task gets a signal"
     TASKS_HANG = "tasks on a node hang in the kernel"
     SLURM_AWAY = "slurmctld is away"
@@ -181,6 +182,17 @@ class ResumeFaults:
                         step, task, self._world.random.choice((139, 137, 1))
                     )
                     return
+
+    def slurmd_away(self, name: str, seconds: float) -> None:
+        node, site = self._world.nodes[name], self._world.site
+
+        def is_back() -> None:
+            node.slurmd_away = False
+
+        node.slurmd_away = True
+        # Slurm does not set it DOWN for that.
+        self._world.schedule.after(min(seconds, 0.9 * site.slurmd_timeout), is_back)
+        self.crashes(name, WRONG_SECONDS)
 
     def hangs(self, name: str, seconds: float) -> None:
         node = self._world.nodes[name]
@@ -334,6 +346,7 @@ _STRIKES: dict[ResumeFault, Callable[[ResumeFaults, str, float], None]] = {
     ResumeFault.NODE_CUT: ResumeFaults.is_cut,
     ResumeFault.NODE_SICK: ResumeFaults.is_sick,
     ResumeFault.NODE_EATS: ResumeFaults.eats,
+    ResumeFault.SLURMD_AWAY: ResumeFaults.slurmd_away,
     ResumeFault.TASK_CRASHES: ResumeFaults.crashes,
     ResumeFault.TASKS_HANG: ResumeFaults.hangs,
     ResumeFault.SLURM_AWAY: ResumeFaults.slurm_away,

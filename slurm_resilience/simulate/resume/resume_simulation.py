@@ -6,7 +6,7 @@ import contextlib
 import dataclasses
 import shutil
 import tempfile
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
 from random import Random
@@ -56,6 +56,7 @@ from slurm_resilience.simulate.resume.sim_steps import (
 from slurm_resilience.simulate.resume.sim_thread import SimThread
 from slurm_resilience.simulate.resume.sim_training import LivingProgram, SimObserver
 from slurm_resilience.slurm.companion_job import UNUSED_SECONDS
+from slurm_resilience.slurm.slurmd_port import PortsSeen
 
 MOST_FAULTS = 5
 JOB = 7
@@ -143,6 +144,16 @@ class SimHostCalls(HostCalls):
     ) -> tuple[NodeSigns, ...]:
         self._world.pass_time(ANSWER_SECONDS, lambda: False)
         return self._world.progress.steps.node_signs(self._world, asked, token)
+
+    def look_at_ports(self, nodes: Iterable[Node]) -> PortsSeen:
+        seen = {node.name: self._world.nodes[node.name] for node in nodes}
+        self._world.pass_time(ANSWER_SECONDS, lambda: False)
+        silent = {
+            name
+            for name, node in seen.items()
+            if node.slurmd_away or node.contact is not NodeContact.FINE
+        }
+        return PortsSeen(frozenset(seen.keys() - silent), frozenset(silent))
 
     def working_directory(self) -> Path:
         return self._world.site.base

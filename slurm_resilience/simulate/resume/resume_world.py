@@ -314,9 +314,27 @@ class ResumeWorld:
         if again:
             self.broken(ResumeRule.SPARES, f"{','.join(sorted(again))} is used again")
         last = self._last_nodes()
+        self._check_launch(srun, last)
         for name in last:
             if name not in srun.world:
                 self.leave(name)
+
+    def _check_launch(self, srun: SimSrun, last: Sequence[str]) -> None:
+        """Check that a node is left on which the last attempt could start no task, and which does
+        not answer, where the job has another one and all could be asked."""
+        token, name, told_at = self.step_life.failed_launch
+        if not self.sruns or self.sruns[-1].token != token or name not in srun.world:
+            return
+        answered = told_at >= max(self.books.slurmctld_back, self.books.answers_well)
+        if not (answered and self.is_clear and self.nodes[name].slurmd_away):
+            return
+
+        def answers(other: str) -> bool:
+            return self._is_good(other) and not self.nodes[other].slurmd_away
+
+        spares = [other for other in self.job.nodes if other not in last and answers(other)]
+        if spares and any(answers(other) for other in last):
+            self.broken(ResumeRule.LAUNCH, f"{name} is used again, and {spares[0]} is there")
 
     def node_named(self, name: str, goes_on: bool) -> None:
         """Check that the supervisor has a reason to name a node that it has left."""
@@ -440,7 +458,7 @@ class ResumeWorld:
                     self.step_life.lose_task(task, 128 + SIGKILL)
         self.note(f"{name} is back")
         node.contact, node.back_at = NodeContact.FINE, self.schedule.now
-        node.eats_by, node.holds_tasks = 0, False
+        node.eats_by, node.holds_tasks, node.slurmd_away = 0, False, False
         booted = datetime.fromtimestamp(self.clock.now(), UTC).replace(tzinfo=None)
         boot_time = booted.isoformat(timespec="seconds")
         self.show(name, base="IDLE", flags=frozenset(), reason="", boot_time=boot_time)

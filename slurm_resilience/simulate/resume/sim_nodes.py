@@ -26,6 +26,8 @@ class SimNode:
 
     shown: Node
     contact: NodeContact = NodeContact.FINE
+    slurmd_away: bool = False
+    """Its slurmd does not run: its tasks go on, and no others can be started."""
     eats_by: int = 0
     """A fault that no check sees: tasks end by this signal on it; 0: they do not."""
     holds_tasks: bool = False

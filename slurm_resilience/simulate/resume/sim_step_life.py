@@ -33,6 +33,8 @@ class StepLife:
 
     def __init__(self, world: ResumeWorld) -> None:
         self._world = world
+        self.failed_launch = ("", "", 0.0)
+        """The last one, of no join step: its attempt, its node, and when it was told."""
 
     def make(self, srun: SimSrun) -> None:
         """Make the step of an srun, as soon as slurmctld answers and the nodes are free."""
@@ -92,7 +94,7 @@ class StepLife:
         srun, node = step.srun, self._world.nodes[name]
         if not srun.running or step.killed_at is not None or step.name not in self._world.steps:
             return
-        if node.contact is not NodeContact.FINE:
+        if node.contact is not NodeContact.FINE or node.slurmd_away:
             self._world.schedule.after(LAUNCH_SECONDS, self._launch_failed, step, name)
             return
         ended, started = self._world.seen.person_ended_at, srun.started - BOOTED_SECONDS
@@ -127,6 +129,8 @@ class StepLife:
                 "srun: error: Application launch failed: Communication connection failure"
             )
             self._world.seen.failed_on.setdefault(step.srun.token, set()).add(name)
+            if not step.srun.is_join:
+                self.failed_launch = step.srun.token, name, self._world.schedule.now
             self.kill(step, "***")  # slurmstepd words srun's own order as a person's
             self._world.schedule.after(1.0, step.srun.ends, 1)
 

@@ -25,7 +25,10 @@ from slurm_resilience.slurm.client import SlurmClient
 _MAKE_TRIES = 3
 """Another supervisor may just remove the folders that it leaves empty."""
 LOOKS_BETWEEN_LINES = 360
-"""Between two lines of a fence that cannot be raised: about an hour."""
+"""Between two lines of a fence that cannot be raised, or seen: about an hour."""
+UNSEEN_LOOKS = 6
+"""In a row, before the log tells of a fence that cannot be seen: a shared file system may fail for
+a moment."""
 WITHOUT_FENCE = "only its own sresd ends the tasks on a node that is cut off"
 
 
@@ -60,6 +63,8 @@ class Fence:
         self._token = ""
         self._looks_down = 0
         """Looks in a row at which the fence was down and could not be raised."""
+        self._looks_unseen = 0
+        """Looks in a row at which it could not be seen."""
 
     def _keep_history_in(self, home: Path | None) -> None:
         """Make a folder for the attempts in the user's own. It holds no fence: a container that
@@ -101,8 +106,14 @@ class Fence:
         Without it every program would take itself for an old attempt, and write no checkpoint any
         more. After a requeue it stays down: the next supervisor removed it on purpose.
         """
-        if holds(self.directory, self._token):
-            if self._looks_down:
+        try:
+            stands = _stands(self.directory, self._token)
+        except OSError as error:
+            self._tell_unseen(error)
+            return
+        was_unseen, self._looks_unseen = self._looks_unseen > UNSEEN_LOOKS, 0
+        if stands:
+            if self._looks_down or was_unseen:
                 report.say(f"{self.directory} is there again: the program may write again")
             self._looks_down = 0
             return
@@ -124,6 +135,16 @@ class Fence:
                 f"{self._base} moved or removed?"
             )
         self._looks_down += 1
+
+    def _tell_unseen(self, error: OSError) -> None:
+        """Tell of a fence that the program does not see either, in all likelihood (``chown -R`` of
+        the project)."""
+        if self._looks_unseen % LOOKS_BETWEEN_LINES == UNSEEN_LOOKS:
+            report.say(
+                f"the fence cannot be read ({error}): a program that asks attempt.is_current() "
+                "writes no checkpoint until it can be; were its owner or its rights changed?"
+            )
+        self._looks_unseen += 1
 
     def progress(self) -> int:
         """Return the last step that the program reported; -1: none."""
@@ -305,13 +326,27 @@ def holds(directory: str, token: str) -> bool:
 
     True also without a directory, and where it cannot be seen just now.
     """
+    try:
+        return _stands(directory, token)
+    except OSError:
+        return True
+
+
+def _stands(directory: str, token: str) -> bool:
+    """Return what `holds` does.
+
+    Raises:
+        OSError: the fence cannot be seen just now.
+    """
     if not directory:
         return True
     try:
         return attempt.read_token(Path(directory) / attempt.FENCE) == token
     except OSError as error:
-        # A link, a pipe or a socket in its place is no fence of ours.
-        return error.errno not in (errno.ENOENT, errno.ELOOP, errno.ENXIO)
+        # A link, a pipe, a socket or a directory in its place is no fence of ours.
+        if error.errno in (errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.ENXIO):
+            return False
+        raise
 
 
 def remove(directory: str) -> None:

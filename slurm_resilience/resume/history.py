@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import os
 import re
-import stat
 import zlib
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -18,7 +17,7 @@ import msgspec
 
 from slurm_resilience.clock import Clock
 from slurm_resilience.resume import report
-from slurm_resilience.resume.attempt import write_file
+from slurm_resilience.resume.attempt import read_file, write_file
 from slurm_resilience.resume.decide.classify import Ending, classify
 from slurm_resilience.resume.decide.goodput import Goodput, SpentAttempt, add_up
 from slurm_resilience.resume.decide.signatures import Category
@@ -271,10 +270,7 @@ def read(path: Path) -> list[PastAttempt]:
     """Return the attempts of a file; none where it cannot be read."""
     try:
         # It lies in a user's folder: no link to elsewhere is followed, and no pipe is waited for.
-        number = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
-        with os.fdopen(number, "rb") as file:
-            data = file.read(MOST_BYTES) if stat.S_ISREG(os.fstat(number).st_mode) else b""
-        attempts = msgspec.json.decode(data, type=list[PastAttempt])
+        attempts = msgspec.json.decode(read_file(path, MOST_BYTES), type=list[PastAttempt])
     except (OSError, msgspec.DecodeError, RecursionError):
         return []
     # A user may write there what he likes, and `sres job show` may be an administrator's.

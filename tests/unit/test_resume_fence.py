@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import shutil
 import stat
@@ -17,7 +18,7 @@ from fake_slurm import FakeSlurm
 
 from slurm_resilience.clock import SystemClock
 from slurm_resilience.resume import attempt, fence, report
-from slurm_resilience.resume.history import AttemptHistory
+from slurm_resilience.resume.history import AttemptHistory, read
 from slurm_resilience.resume.live_step import training
 from slurm_resilience.resume.srun.environment import Attempt
 from slurm_resilience.resume.srun.host_calls import HostCalls
@@ -444,3 +445,50 @@ def test_a_job_that_a_task_has_submitted_is_no_old_attempt(
     assert attempt.token() == "12.0.1" and not attempt.is_current()
     (tmp_path / attempt.FENCE).write_bytes(b"\xff")
     assert not attempt.is_current()
+
+
+def test_a_directory_in_place_of_a_file_is_none_and_keeps_nothing_open(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each look left a file open: the supervisor of a long job had none left in the end."""
+    directory = fence.open_directory(tmp_path, 12, 99)
+    as_task(monkeypatch, directory, "12.0.1")
+    for name in (attempt.FENCE, attempt.PROGRESS):
+        (Path(directory) / name).mkdir()
+    (tmp_path / "job.history").mkdir()
+    before = len(os.listdir("/proc/self/fd"))
+    assert not attempt.is_current()
+    assert not fence.holds(directory, "12.0.1")
+    assert attempt.read_progress(directory) == -1
+    assert read(tmp_path / "job.history") == []
+    assert len(os.listdir("/proc/self/fd")) == before
+    assert "directory" in fence.raise_fence(directory, "12.0.1")
+
+
+def test_a_fence_that_cannot_be_read_is_told_of(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """``chown -R`` of a project takes it from the program, too, which writes no checkpoint then."""
+    slurm = FakeSlurm(2)
+    monkeypatch.chdir(tmp_path)
+    own = fence.Fence(slurm, slurm.job(slurm.submit(2)), 0, HostCalls())
+    started = own.raise_for(Attempt(12, 1, 0, ("n1",), ("n1",), "n1", own.directory))
+    lines: list[str] = []
+
+    def is_refused(_: Path) -> str:
+        raise PermissionError(errno.EACCES, "Permission denied", own.directory)
+
+    with report.written_to(lines.append):
+        with monkeypatch.context() as owned_by_another:
+            owned_by_another.setattr(attempt, "read_token", is_refused)
+            for _ in range(fence.UNSEEN_LOOKS):
+                own.mend()
+            assert lines == []  # a shared file system may fail for a moment
+            for _ in range(fence.LOOKS_BETWEEN_LINES):
+                own.mend()
+            (told,) = lines
+            assert "cannot be read" in told and own.directory in told
+        own.mend()
+        own.mend()
+    assert len(lines) == 2 and "is there again" in lines[-1]
+    assert fence.holds(started.directory, started.token)

@@ -456,12 +456,16 @@ def test_a_directory_in_place_of_a_file_is_none_and_keeps_nothing_open(
     for name in (attempt.FENCE, attempt.PROGRESS):
         (Path(directory) / name).mkdir()
     (tmp_path / "job.history").mkdir()
-    before = len(os.listdir("/proc/self/fd"))
+
+    def count_open() -> int:
+        return len(list(Path("/proc/self/fd").iterdir()))
+
+    before = count_open()
     assert not attempt.is_current()
     assert not fence.holds(directory, "12.0.1")
     assert attempt.read_progress(directory) == -1
     assert read(tmp_path / "job.history") == []
-    assert len(os.listdir("/proc/self/fd")) == before
+    assert count_open() == before
     assert "directory" in fence.raise_fence(directory, "12.0.1")
 
 

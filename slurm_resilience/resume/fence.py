@@ -10,6 +10,7 @@ import contextlib
 import errno
 import os
 import stat
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import msgspec
@@ -261,6 +262,59 @@ def _is_own(path: Path) -> bool:
     return stat.S_ISDIR(info.st_mode) and info.st_uid == os.geteuid()
 
 
+def open_own(directory: str) -> int:
+    """Open a directory of the fence, and return its number. What is removed in it by that number is
+    ours: who may write beside the shared folder can put another one in its place, with links.
+
+    Raises:
+        OSError: it is gone, leads elsewhere, or is another user's.
+    """
+    path = Path(directory)
+    flags = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+    number = os.open(path.parent.parent, flags)
+    for name in (path.parent.name, path.name):
+        outer = number
+        try:
+            number = os.open(name, flags, dir_fd=outer)
+        finally:
+            os.close(outer)
+        if os.fstat(number).st_uid != os.geteuid():
+            os.close(number)
+            raise PermissionError(errno.EPERM, "it is not ours", directory)
+    return number
+
+
+@contextlib.contextmanager
+def _opened(directory: str) -> Iterator[int]:
+    number = open_own(directory)
+    try:
+        yield number
+    finally:
+        os.close(number)
+
+
+def remove_in(directory: str, is_meant: Callable[[str], bool]) -> None:
+    """Remove files and folders of a directory of the fence, as far as that can be done.
+
+    Args:
+        directory: of the fence.
+        is_meant: tells by the name.
+    """
+    with contextlib.suppress(OSError), _opened(directory) as number:
+        with os.scandir(number) as entries:
+            found = [(entry.name, entry.is_dir(follow_symlinks=False)) for entry in entries]
+        for name, is_folder in found:
+            if not is_meant(name):
+                continue
+            if is_folder:
+                import shutil  # late: no step waits for it
+
+                shutil.rmtree(name, ignore_errors=True, dir_fd=number)
+            else:
+                with contextlib.suppress(OSError):
+                    os.unlink(name, dir_fd=number)
+
+
 def revoke_older(base: Path, job: int, own: str, restarts: int) -> None:
     """Make the attempts of this job before a requeue stale.
 
@@ -296,9 +350,7 @@ def raise_fence(directory: str, token: str) -> str:
         attempt.write_file(new, f"{token}\n".encode())
         new.replace(path)
     except OSError as error:
-        for old in (new, path):
-            with contextlib.suppress(OSError):
-                old.unlink()
+        remove_in(directory, lambda name: name in (new.name, path.name))
         return str(error)
     return ""
 
@@ -315,6 +367,7 @@ def exclude_node(directory: str, node: str, step: int) -> None:
         path = Path(directory) / attempt.LEFT / node
         # Without it, the node's own sresd and the others' refusal remain.
         with contextlib.suppress(OSError):
+            os.close(open_own(directory))
             path.parent.mkdir(mode=0o700, exist_ok=True)
             new = path.with_name(f".{node}.new")
             attempt.write_file(new, f"{step}\n".encode())
@@ -364,15 +417,9 @@ def _remove_empty(folder: Path) -> None:
 
 
 def _remove_tree(directory: Path) -> None:
+    remove_in(str(directory), lambda _: True)
     with contextlib.suppress(OSError):
-        # All that is in it after a short step, which would wait longer for shutil to be loaded
-        # than for all else at its end.
-        (directory / attempt.FENCE).unlink()
         directory.rmdir()
-        return
-    import shutil  # late: no step waits for it
-
-    shutil.rmtree(directory, ignore_errors=True)
 
 
 def _read(path: Path) -> str:

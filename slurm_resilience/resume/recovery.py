@@ -268,7 +268,7 @@ class Recovery:
         would take what the other goes on with.
         """
         # Late: only a fault asks for it.
-        from slurm_resilience.resume.allocation.other_sruns import nodes_of_others
+        from slurm_resilience.resume.history import nodes_of_others
 
         context, job = self._context, self._context.allocation.job
         machine = context.host_calls

@@ -10,9 +10,7 @@ from typing import Any
 from fake_slurm import FakeSlurm
 from test_resume_swap import allocation
 
-from slurm_resilience.resume import fence
-from slurm_resilience.resume.allocation.other_sruns import nodes_of_others
-from slurm_resilience.resume.history import AttemptHistory
+from slurm_resilience.resume import fence, history
 from slurm_resilience.resume.recovery import Recovery
 
 OWN, OTHER, KILLED = 11, 12, 13
@@ -24,13 +22,13 @@ def keep(
 ) -> None:
     """Keep the attempts of a supervised srun as its supervisor does."""
     folder = Path(fence.open_directory(base, job, supervisor)).parent
-    history = AttemptHistory(folder, job, restarts, ["a"], supervisor)
+    kept = history.AttemptHistory(folder, job, restarts, ["a"], supervisor)
     for number, nodes in enumerate(attempts, 1):
-        history.start(number, nodes, 5.0)
+        kept.start(number, nodes, 5.0)
 
 
 def found(base: Path, restarts: int = 0) -> frozenset[str]:
-    return nodes_of_others(base, UID, OWN, (7, restarts), lambda pid: pid != KILLED)
+    return history.nodes_of_others(base, UID, OWN, (7, restarts), lambda pid: pid != KILLED)
 
 
 def test_the_last_attempt_of_each_living_one_counts(tmp_path: Path) -> None:
@@ -45,7 +43,7 @@ def test_the_last_attempt_of_each_living_one_counts(tmp_path: Path) -> None:
 
 def test_what_others_plant_is_passed_over(tmp_path: Path) -> None:
     keep(tmp_path, 7, OTHER, ("n3",))
-    folder = tmp_path / fence.FOLDER / str(UID)
+    folder = tmp_path / history.FOLDER / str(UID)
     (folder / "job-7-00000000-14.history").mkdir()
     (folder / "job-7-00000000-15.history").write_text("[")
     os.mkfifo(folder / "job-7-00000000-16.history")

@@ -17,9 +17,10 @@ from slurm_resilience.errors import SresError
 from slurm_resilience.mesh.elastic_variables import CHECKPOINTLESS
 from slurm_resilience.mesh.rendezvous import HOLD_PREFIX, LAUNCHERS, TrainingOutcome
 from slurm_resilience.resume import report
+from slurm_resilience.resume.attempt import read_file
 from slurm_resilience.resume.context import SupervisorContext
 from slurm_resilience.resume.crash_watch import GatheringStage
-from slurm_resilience.resume.fence import Fence
+from slurm_resilience.resume.fence import Fence, remove_in
 from slurm_resilience.resume.live_step.live_steps import EndWord, StepEnd
 from slurm_resilience.resume.live_step.living_program import (
     LAUNCHER,
@@ -46,6 +47,8 @@ _RENDEZVOUS = ("mesh", "mesh.*", "run/*/mesh", f"run/*/{LAUNCHERS}")
 the launchers do, for a program that has no world of its own."""
 UNANNOUNCED_SECONDS = 120.0
 """For the ranks of an elastic step to announce a training, before it is said that none has."""
+OUTCOME_BYTES = 1 << 20
+"""The most that an outcome may have: another user may have put anything in its place."""
 SETTLE_SECONDS = 20.0
 """For the ranks that launchers have started to announce a world of their own, before the program is
 taken for a plain one."""
@@ -74,7 +77,8 @@ def is_launchers(rendezvous: Path) -> bool:
 def read_outcome(rendezvous: Path) -> TrainingOutcome | None:
     """Return how the training ended; None: it goes on."""
     try:
-        return msgspec.json.decode((rendezvous / "outcome").read_bytes(), type=TrainingOutcome)
+        data = read_file(rendezvous / "outcome", OUTCOME_BYTES)
+        return msgspec.json.decode(data, type=TrainingOutcome)
     except (OSError, *UNREADABLE):
         return None
 
@@ -98,20 +102,12 @@ def stage_of(watched: tuple[Path, Observer] | None) -> GatheringStage:
 
 def forget(directory: str) -> None:
     """Remove what an earlier attempt wrote: it does not hold for the next one."""
-    if not directory:
-        return
-    found: list[Path] = []
-    # Not by patterns: a step's start would wait until they are translated.
-    with contextlib.suppress(OSError):  # it was removed
-        found = list(Path(directory).iterdir())
-    for path in found:
-        if path.name.startswith("mesh") or path.name in ("run", "left"):
-            import shutil  # late: there is nothing before the first attempt
+    if directory:
+        remove_in(directory, _is_of_attempt)
 
-            shutil.rmtree(path, ignore_errors=True)
-        elif path.name.startswith(HOLD_PREFIX):
-            with contextlib.suppress(OSError):
-                path.unlink()
+
+def _is_of_attempt(name: str) -> bool:
+    return name.startswith(("mesh", HOLD_PREFIX)) or name in ("run", "left")
 
 
 class TrainingWatch:

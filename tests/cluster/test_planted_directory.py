@@ -12,7 +12,7 @@ from jobs import Job
 from slurm_resilience.lab import Lab, LabSpec
 
 WaitFor = Callable[..., Any]
-NOBODY = 65534
+OTHER_USER = 65534
 KEPT = {"run", "run/checkpoint", "token"}
 
 
@@ -32,7 +32,7 @@ def test_the_user_loses_nothing_elsewhere_and_the_job_goes_on(
     shared.rename(job.folder / "away")
     own.parent.mkdir(parents=True)
     for path in (shared, own.parent):
-        os.chown(path, NOBODY, NOBODY)
+        os.chown(path, OTHER_USER, OTHER_USER)
     own.symlink_to(elsewhere)
     lab.power_off("n3")
     wait_for(lambda: job.running_on(2, 4), 60, job)

@@ -505,8 +505,8 @@ def test_a_fence_that_cannot_be_read_is_told_of(
 
 @pytest.mark.parametrize("planted", [".sres", f".sres/{os.geteuid()}", "job"])
 def test_nothing_is_removed_through_a_link(tmp_path: Path, planted: str) -> None:
-    """Who may write in the project's folder can put another `.sres` in the place of ours, while
-    the job runs: what the user had under these names elsewhere was removed."""
+    """Another user who may write in the project's folder can put his own `.sres` in the place of
+    ours while the job runs: what the user had under these names elsewhere was removed."""
     base, elsewhere = tmp_path / "project", tmp_path / "elsewhere"
     base.mkdir()
     directory = Path(fence.open_directory(base, 12, 99))

@@ -1,4 +1,4 @@
-"""Variables by which the supervisor tells ranks that their job grows and shrinks. Pure."""
+"""Variables and files by which the supervisor tells ranks how their job changes. Pure."""
 
 ELASTIC_NODES = "SRES_NODES"
 """MIN:MAX nodes. It comes before a launcher's --nnodes: scripts write the number of nodes there
@@ -9,3 +9,5 @@ CHECKPOINTLESS = "SRES_CHECKPOINTLESS"
 """1: the program uses `slurm_resilience.training`; 0: stop it and start it again all the same."""
 LENT = "SRES_LENT"
 """1: this node is a companion's, and SIGTERM asks its ranks to leave."""
+HOLD_PREFIX = "hold-"
+"""Beginning of the name of a file that a launcher waits for before it meets the others."""

@@ -65,8 +65,6 @@ LAUNCHERS = "launchers"
 """The directory, beside that of the ranks, in which the launchers of a plain program meet."""
 HOLD = "SRES_HOLD"
 """Names the file that a launcher waits for before it meets the others."""
-HOLD_PREFIX = "hold-"
-"""Beginning of its name."""
 HOLD_SECONDS = 60.0
 """The longest wait for it."""
 

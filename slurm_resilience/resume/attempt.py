@@ -64,13 +64,17 @@ def read_file(path: Path, most_bytes: int) -> bytes:
 
     Raises:
         OSError: it cannot be read; or it is a link or a pipe, which is neither followed nor waited
-            for.
+            for, or a directory.
     """
     number = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
-    with os.fdopen(number, "rb") as file:
+    try:
+        # Before it becomes a file object: a directory never does.
         if not stat.S_ISREG(os.fstat(number).st_mode):
             raise OSError(errno.ELOOP, "not a regular file", str(path))
-        return file.read(most_bytes)
+        with os.fdopen(number, "rb", closefd=False) as file:
+            return file.read(most_bytes)
+    finally:
+        os.close(number)
 
 
 def write_file(path: Path, data: bytes) -> None:

@@ -10,11 +10,13 @@ import contextlib
 import errno
 import os
 import stat
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import msgspec
 
 from slurm_resilience.errors import SresError
+from slurm_resilience.mesh.elastic_variables import HOLD_PREFIX
 from slurm_resilience.model import Job
 from slurm_resilience.resume import attempt, report
 from slurm_resilience.resume.history import FOLDER
@@ -25,7 +27,10 @@ from slurm_resilience.slurm.client import SlurmClient
 _MAKE_TRIES = 3
 """Another supervisor may just remove the folders that it leaves empty."""
 LOOKS_BETWEEN_LINES = 360
-"""Between two lines of a fence that cannot be raised: about an hour."""
+"""Between two lines of a fence that cannot be raised, or seen: about an hour."""
+UNSEEN_LOOKS = 6
+"""In a row, before the log tells of a fence that cannot be seen: a shared file system may fail for
+a moment."""
 WITHOUT_FENCE = "only its own sresd ends the tasks on a node that is cut off"
 
 
@@ -60,6 +65,8 @@ class Fence:
         self._token = ""
         self._looks_down = 0
         """Looks in a row at which the fence was down and could not be raised."""
+        self._looks_unseen = 0
+        """Looks in a row at which it could not be seen."""
 
     def _keep_history_in(self, home: Path | None) -> None:
         """Make a folder for the attempts in the user's own. It holds no fence: a container that
@@ -101,8 +108,14 @@ class Fence:
         Without it every program would take itself for an old attempt, and write no checkpoint any
         more. After a requeue it stays down: the next supervisor removed it on purpose.
         """
-        if holds(self.directory, self._token):
-            if self._looks_down:
+        try:
+            stands = _stands(self.directory, self._token)
+        except OSError as error:
+            self._tell_unseen(error)
+            return
+        was_unseen, self._looks_unseen = self._looks_unseen > UNSEEN_LOOKS, 0
+        if stands:
+            if self._looks_down or was_unseen:
                 report.say(f"{self.directory} is there again: the program may write again")
             self._looks_down = 0
             return
@@ -124,6 +137,16 @@ class Fence:
                 f"{self._base} moved or removed?"
             )
         self._looks_down += 1
+
+    def _tell_unseen(self, error: OSError) -> None:
+        """Tell of a fence that the program does not see either, in all likelihood (``chown -R`` of
+        the project)."""
+        if self._looks_unseen % LOOKS_BETWEEN_LINES == UNSEEN_LOOKS:
+            report.say(
+                f"the fence cannot be read ({error}): a program that asks attempt.is_current() "
+                "writes no checkpoint until it can be; were its owner or its rights changed?"
+            )
+        self._looks_unseen += 1
 
     def progress(self) -> int:
         """Return the last step that the program reported; -1: none."""
@@ -240,6 +263,59 @@ def _is_own(path: Path) -> bool:
     return stat.S_ISDIR(info.st_mode) and info.st_uid == os.geteuid()
 
 
+def open_own(directory: str) -> int:
+    """Open a directory of the fence, and return its number. What is removed in it by that number is
+    ours: who may write beside the shared folder can put another one in its place, with links.
+
+    Raises:
+        OSError: it is gone, leads elsewhere, or is another user's.
+    """
+    path = Path(directory)
+    flags = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+    number = os.open(path.parent.parent, flags)
+    for name in (path.parent.name, path.name):
+        outer = number
+        try:
+            number = os.open(name, flags, dir_fd=outer)
+        finally:
+            os.close(outer)
+        if os.fstat(number).st_uid != os.geteuid():
+            os.close(number)
+            raise PermissionError(errno.EPERM, "it is not ours", directory)
+    return number
+
+
+@contextlib.contextmanager
+def _opened(directory: str) -> Iterator[int]:
+    number = open_own(directory)
+    try:
+        yield number
+    finally:
+        os.close(number)
+
+
+def remove_in(directory: str, is_meant: Callable[[str], bool]) -> None:
+    """Remove files and folders of a directory of the fence, as far as that can be done.
+
+    Args:
+        directory: of the fence.
+        is_meant: tells by the name.
+    """
+    with contextlib.suppress(OSError), _opened(directory) as number:
+        with os.scandir(number) as entries:
+            found = [(entry.name, entry.is_dir(follow_symlinks=False)) for entry in entries]
+        for name, is_folder in found:
+            if not is_meant(name):
+                continue
+            if is_folder:
+                import shutil  # late: no step waits for it
+
+                shutil.rmtree(name, ignore_errors=True, dir_fd=number)
+            else:
+                with contextlib.suppress(OSError):
+                    os.unlink(name, dir_fd=number)
+
+
 def revoke_older(base: Path, job: int, own: str, restarts: int) -> None:
     """Make the attempts of this job before a requeue stale.
 
@@ -275,9 +351,7 @@ def raise_fence(directory: str, token: str) -> str:
         attempt.write_file(new, f"{token}\n".encode())
         new.replace(path)
     except OSError as error:
-        for old in (new, path):
-            with contextlib.suppress(OSError):
-                old.unlink()
+        remove_in(directory, lambda name: name in (new.name, path.name))
         return str(error)
     return ""
 
@@ -294,6 +368,7 @@ def exclude_node(directory: str, node: str, step: int) -> None:
         path = Path(directory) / attempt.LEFT / node
         # Without it, the node's own sresd and the others' refusal remain.
         with contextlib.suppress(OSError):
+            os.close(open_own(directory))
             path.parent.mkdir(mode=0o700, exist_ok=True)
             new = path.with_name(f".{node}.new")
             attempt.write_file(new, f"{step}\n".encode())
@@ -305,13 +380,27 @@ def holds(directory: str, token: str) -> bool:
 
     True also without a directory, and where it cannot be seen just now.
     """
+    try:
+        return _stands(directory, token)
+    except OSError:
+        return True
+
+
+def _stands(directory: str, token: str) -> bool:
+    """Return what `holds` does.
+
+    Raises:
+        OSError: the fence cannot be seen just now.
+    """
     if not directory:
         return True
     try:
         return attempt.read_token(Path(directory) / attempt.FENCE) == token
     except OSError as error:
-        # A link, a pipe or a socket in its place is no fence of ours.
-        return error.errno not in (errno.ENOENT, errno.ELOOP, errno.ENXIO)
+        # A link, a pipe, a socket or a directory in its place is no fence of ours.
+        if error.errno in (errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.ENXIO):
+            return False
+        raise
 
 
 def remove(directory: str) -> None:
@@ -329,15 +418,9 @@ def _remove_empty(folder: Path) -> None:
 
 
 def _remove_tree(directory: Path) -> None:
+    remove_in(str(directory), lambda _: True)
     with contextlib.suppress(OSError):
-        # All that is in it after a short step, which would wait longer for shutil to be loaded
-        # than for all else at its end.
-        (directory / attempt.FENCE).unlink()
         directory.rmdir()
-        return
-    import shutil  # late: no step waits for it
-
-    shutil.rmtree(directory, ignore_errors=True)
 
 
 def _read(path: Path) -> str:
@@ -349,22 +432,9 @@ def _read(path: Path) -> str:
 
 def forget_attempt(directory: str) -> None:
     """Remove what an earlier attempt wrote: it does not hold for the next one."""
-    if not directory:
-        return
-    found: list[Path] = []
-    # Not by patterns: a step's start would wait until they are translated.
-    with contextlib.suppress(OSError):  # it was removed
-        found = list(Path(directory).iterdir())
-    if not found:
-        return
-    # Late: there is nothing before the first attempt.
-    import shutil
+    if directory:
+        remove_in(directory, _is_of_attempt)
 
-    from slurm_resilience.mesh.rendezvous import HOLD_PREFIX
 
-    for path in found:
-        if path.name.startswith("mesh") or path.name in ("run", "left"):
-            shutil.rmtree(path, ignore_errors=True)
-        elif path.name.startswith(HOLD_PREFIX):
-            with contextlib.suppress(OSError):
-                path.unlink()
+def _is_of_attempt(name: str) -> bool:
+    return name.startswith(("mesh", HOLD_PREFIX)) or name in ("run", "left")

@@ -9,16 +9,15 @@ from __future__ import annotations
 import contextlib
 import os
 import re
-import stat
 import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import msgspec
 
 from slurm_resilience.clock import Clock
 from slurm_resilience.resume import report
-from slurm_resilience.resume.attempt import write_file
+from slurm_resilience.resume.attempt import read_file, write_file
 from slurm_resilience.resume.decide.classify import Ending, classify
 from slurm_resilience.resume.decide.goodput import Goodput, SpentAttempt, add_up
 from slurm_resilience.resume.decide.signatures import Category
@@ -271,10 +270,7 @@ def read(path: Path) -> list[PastAttempt]:
     """Return the attempts of a file; none where it cannot be read."""
     try:
         # It lies in a user's folder: no link to elsewhere is followed, and no pipe is waited for.
-        number = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
-        with os.fdopen(number, "rb") as file:
-            data = file.read(MOST_BYTES) if stat.S_ISREG(os.fstat(number).st_mode) else b""
-        attempts = msgspec.json.decode(data, type=list[PastAttempt])
+        attempts = msgspec.json.decode(read_file(path, MOST_BYTES), type=list[PastAttempt])
     except (OSError, msgspec.DecodeError, RecursionError):
         return []
     # A user may write there what he likes, and `sres job show` may be an administrator's.
@@ -302,6 +298,36 @@ def read_all(directory: Path, job: int) -> list[list[PastAttempt]]:
     """
     paths = sorted(directory.glob(f"{FOLDER}*/*/job-{job}-*{SUFFIX}"))
     return [attempts for path in paths if (attempts := read(path))]
+
+
+def nodes_of_others(
+    base: Path, uid: int, supervisor: int, run: tuple[int, int], lives: Callable[[int], bool]
+) -> frozenset[str]:
+    """Return the nodes of a job's other supervised sruns, by their last attempts.
+
+    Slurm shows no step of theirs between two attempts. Only those are known that were started in
+    the same directory, and on this machine.
+
+    Args:
+        base: the directory in which the sruns were started.
+        uid: the user.
+        supervisor: process number of the one that asks.
+        run: the job, and how often Slurm has requeued it.
+        lives: tells whether a process runs here: a supervisor that was killed leaves its file.
+    """
+    job, restarts = run
+    name = re.compile(rf"job-{job}-[0-9a-f]{{8}}-(\d{{1,10}}){re.escape(SUFFIX)}")
+    nodes: set[str] = set()
+    for folder in (base / FOLDER / str(uid), base / f"{FOLDER}-{uid}" / str(uid)):
+        with contextlib.suppress(OSError):
+            for path in folder.iterdir():
+                found = name.fullmatch(path.name)
+                if found is None or int(found[1]) == supervisor or not lives(int(found[1])):
+                    continue
+                attempts = read(path)
+                if attempts and attempts[-1].restarts == restarts:
+                    nodes.update(attempts[-1].nodes)
+    return frozenset(nodes)
 
 
 def _spent(past: PastAttempt) -> SpentAttempt:

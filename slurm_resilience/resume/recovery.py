@@ -262,7 +262,29 @@ class Recovery:
             input_lost=self._context.standard_input.lost,
             min_nodes=self._min_nodes,
             left_nodes=(*facts.left_nodes, *doubtful),
+            busy_nodes=(*facts.busy_nodes, *self._nodes_of_others(facts)),
         )
+
+    def _nodes_of_others(self, facts: PlanFacts) -> tuple[str, ...]:
+        """Return the nodes of the job that its other supervised sruns have.
+
+        They may have lost a node at the same time: then Slurm shows no step of theirs, and each
+        would take what the other goes on with.
+        """
+        # Late: only a fault asks for it.
+        from slurm_resilience.resume.history import nodes_of_others
+
+        context, job = self._context, self._context.allocation.job
+        machine = context.host_calls
+        others = nodes_of_others(
+            machine.working_directory(),
+            machine.uid,
+            machine.pid,
+            (job.id, job.restarts),
+            machine.lives,
+        )
+        known = {*facts.own_nodes, *facts.busy_nodes}
+        return tuple(name for name in job.nodes if name in others and name not in known)
 
     def _adds_doubts(self, chosen: Plan, nodes: tuple[str, ...], doubtful: set[str]) -> bool:
         """Ask about spares before they are used: they may have died with the node that was lost.

@@ -91,6 +91,14 @@ def test_nodes_that_are_not_the_jobs_count_for_nothing() -> None:
     assert entry(again).lost == () and lifted(again) == []
 
 
+def test_two_supervisors_that_announce_themselves_in_one_cycle_are_both_heard() -> None:
+    """The second one hid the nodes of the first, which was never told that one of them had died:
+    its step hung without end."""
+    first, second = AttemptStarted(1, ("n1", "n3")), AttemptStarted(1, ("n2", "n4"))
+    known = entry(cluster(job(nodes=FOUR), first, second))
+    assert (set(known.nodes), known.size) == (set(FOUR), 4)
+
+
 def test_a_node_that_slurm_shows_later_counts_from_then_on() -> None:
     """The message may be newer than Slurm's picture."""
     known = entry(cluster(job(nodes=FOUR[:3]), STEP))

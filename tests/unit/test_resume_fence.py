@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import shutil
 import stat
@@ -17,7 +18,10 @@ from fake_slurm import FakeSlurm
 
 from slurm_resilience.clock import SystemClock
 from slurm_resilience.resume import attempt, fence, report
-from slurm_resilience.resume.history import AttemptHistory
+from slurm_resilience.resume.history import AttemptHistory, read
+from slurm_resilience.resume.live_step.training import read_outcome
+from slurm_resilience.resume.progress.hang_evidence import NAMES
+from slurm_resilience.resume.progress.stack_gathering import read_kept
 from slurm_resilience.resume.srun.environment import Attempt
 from slurm_resilience.resume.srun.host_calls import HostCalls
 
@@ -67,7 +71,7 @@ def test_what_an_earlier_attempt_wrote_is_forgotten(tmp_path: Path) -> None:
     for name in ("hold-1", "fence", "progress"):
         (tmp_path / name).touch()
     fence.forget_attempt(str(tmp_path))
-    assert {path.name for path in tmp_path.iterdir()} == {"fence", "progress", "hold-2"}
+    assert {path.name for path in tmp_path.iterdir()} == {"fence", "progress"}
     fence.forget_attempt(str(tmp_path / "gone"))
     fence.forget_attempt("")
 
@@ -313,8 +317,10 @@ def test_a_pipe_in_place_of_the_fence_is_not_waited_for(
 ) -> None:
     directory = fence.open_directory(tmp_path, 12, 99)
     as_task(monkeypatch, directory, "12.0.1")
-    for name in (attempt.FENCE, attempt.PROGRESS):
+    for name in (attempt.FENCE, attempt.PROGRESS, "outcome", NAMES):
         plant_pipe(Path(directory) / name)
+    assert within_seconds(lambda: read_outcome(Path(directory))) is None
+    assert within_seconds(lambda: read_kept(Path(directory))) is None
     assert within_seconds(attempt.is_current) is False
     assert within_seconds(lambda: fence.holds(directory, "12.0.1")) is False
     assert within_seconds(lambda: attempt.read_progress(directory)) == -1
@@ -443,3 +449,79 @@ def test_a_job_that_a_task_has_submitted_is_no_old_attempt(
     assert attempt.token() == "12.0.1" and not attempt.is_current()
     (tmp_path / attempt.FENCE).write_bytes(b"\xff")
     assert not attempt.is_current()
+
+
+def test_a_directory_in_place_of_a_file_is_none_and_keeps_nothing_open(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each look left a file open: the supervisor of a long job had none left in the end."""
+    directory = fence.open_directory(tmp_path, 12, 99)
+    as_task(monkeypatch, directory, "12.0.1")
+    for name in (attempt.FENCE, attempt.PROGRESS):
+        (Path(directory) / name).mkdir()
+    (tmp_path / "job.history").mkdir()
+
+    def count_open() -> int:
+        return len(list(Path("/proc/self/fd").iterdir()))
+
+    before = count_open()
+    assert not attempt.is_current()
+    assert not fence.holds(directory, "12.0.1")
+    assert attempt.read_progress(directory) == -1
+    assert read(tmp_path / "job.history") == []
+    assert count_open() == before
+    assert "directory" in fence.raise_fence(directory, "12.0.1")
+    assert fence.raise_fence(directory, "12.0.1") == "", "it is out of the way by now"
+
+
+def test_a_fence_that_cannot_be_read_is_told_of(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """``chown -R`` of a project takes it from the program, too, which writes no checkpoint then."""
+    slurm = FakeSlurm(2)
+    monkeypatch.chdir(tmp_path)
+    own = fence.Fence(slurm, slurm.job(slurm.submit(2)), 0, HostCalls())
+    started = own.raise_for(Attempt(12, 1, 0, ("n1",), ("n1",), "n1", own.directory))
+    lines: list[str] = []
+
+    def is_refused(_: Path) -> str:
+        raise PermissionError(errno.EACCES, "Permission denied", own.directory)
+
+    with report.written_to(lines.append):
+        with monkeypatch.context() as owned_by_another:
+            owned_by_another.setattr(attempt, "read_token", is_refused)
+            for _ in range(fence.UNSEEN_LOOKS):
+                own.mend()
+            assert lines == []  # a shared file system may fail for a moment
+            for _ in range(fence.LOOKS_BETWEEN_LINES):
+                own.mend()
+            (told,) = lines
+            assert "cannot be read" in told and own.directory in told
+        own.mend()
+        own.mend()
+    assert len(lines) == 2 and "is there again" in lines[-1]
+    assert fence.holds(started.directory, started.token)
+
+
+@pytest.mark.parametrize("planted", [".sres", f".sres/{os.geteuid()}", "job"])
+def test_nothing_is_removed_through_a_link(tmp_path: Path, planted: str) -> None:
+    """Another user who may write in the project's folder can put his own `.sres` in the place of
+    ours while the job runs: what the user had under these names elsewhere was removed."""
+    base, elsewhere = tmp_path / "project", tmp_path / "elsewhere"
+    base.mkdir()
+    directory = Path(fence.open_directory(base, 12, 99))
+    fence.raise_fence(str(directory), "12.0.1")
+    (base / ".sres").rename(tmp_path / "away")
+    link = directory if planted == "job" else base / planted
+    victim = elsewhere / directory.relative_to(link)
+    (victim / "run").mkdir(parents=True)
+    for name in ("run/checkpoint", "token", "hold-1"):
+        (victim / name).write_text("precious")
+    link.parent.mkdir(parents=True, exist_ok=True)
+    link.symlink_to(elsewhere)
+    fence.forget_attempt(str(directory))
+    assert fence.raise_fence(str(directory), "12.0.2") != ""
+    fence.exclude_node(str(directory), "n1", 2)
+    fence.remove(str(directory))
+    kept = {str(path.relative_to(victim)) for path in victim.rglob("*")}
+    assert kept == {"run", "run/checkpoint", "token", "hold-1"}

@@ -70,7 +70,7 @@ def take_in(snapshot: ClusterSnapshot) -> tuple[ClusterSnapshot, tuple[Note, ...
     notes: list[Note] = [
         *_review_missing(snapshot),
         *_review_supervised(snapshot),
-        *(note for heard in snapshot.heard.messages for note in notes_of(snapshot, heard)),
+        *_heard(snapshot),
         *_review_agents(snapshot),
         *_review_answers(snapshot),
     ]
@@ -104,6 +104,17 @@ def take_in(snapshot: ClusterSnapshot) -> tuple[ClusterSnapshot, tuple[Note, ...
         memory=msgspec.structs.replace(memory, missing=missing),
     )
     return understood, tuple(notes)
+
+
+def _heard(snapshot: ClusterSnapshot) -> Iterator[Note]:
+    """Yield what the journal must learn from all messages, each on top of those before it: several
+    supervisors of one job may announce themselves in one cycle, and none hides another's nodes."""
+    for heard in snapshot.heard.messages:
+        for note in tuple(notes_of(snapshot, heard)):
+            if isinstance(note, NoteSupervised):
+                supervised = {**snapshot.supervised, note.entry.job: note.entry}
+                snapshot = msgspec.structs.replace(snapshot, supervised=supervised)
+            yield note
 
 
 def _review_supervised(snapshot: ClusterSnapshot) -> Iterator[Note]:

@@ -17,6 +17,7 @@ from slurm_resilience.errors import SresError
 from slurm_resilience.mesh.elastic_variables import CHECKPOINTLESS
 from slurm_resilience.mesh.rendezvous import LAUNCHERS, TrainingOutcome
 from slurm_resilience.resume import report
+from slurm_resilience.resume.attempt import read_file
 from slurm_resilience.resume.context import SupervisorContext
 from slurm_resilience.resume.crash_watch import GatheringStage
 from slurm_resilience.resume.fence import Fence
@@ -45,6 +46,8 @@ _RENDEZVOUS = ("mesh", "mesh.*", "run/*/mesh", f"run/*/{LAUNCHERS}")
 the launchers do, for a program that has no world of its own."""
 UNANNOUNCED_SECONDS = 120.0
 """For the ranks of an elastic step to announce a training, before it is said that none has."""
+OUTCOME_BYTES = 1 << 20
+"""The most that an outcome may have: another user may have put anything in its place."""
 SETTLE_SECONDS = 20.0
 """For the ranks that launchers have started to announce a world of their own, before the program is
 taken for a plain one."""
@@ -73,7 +76,8 @@ def is_launchers(rendezvous: Path) -> bool:
 def read_outcome(rendezvous: Path) -> TrainingOutcome | None:
     """Return how the training ended; None: it goes on."""
     try:
-        return msgspec.json.decode((rendezvous / "outcome").read_bytes(), type=TrainingOutcome)
+        data = read_file(rendezvous / "outcome", OUTCOME_BYTES)
+        return msgspec.json.decode(data, type=TrainingOutcome)
     except (OSError, *UNREADABLE):
         return None
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import shutil
 import subprocess
 import sys
@@ -15,10 +16,12 @@ import msgspec
 from slurm_resilience.errors import SresError
 from slurm_resilience.flight.culprit import HangDiagnosis, diagnose_hang
 from slurm_resilience.flight.dump_files import read_dumps
-from slurm_resilience.resume.attempt import write_file
+from slurm_resilience.resume.attempt import read_file, write_file
+from slurm_resilience.resume.fence import open_own
 from slurm_resilience.resume.history import KEEP_SECONDS
 from slurm_resilience.resume.progress.hang_evidence import NAMES, HangEvidence, NodeSigns
 from slurm_resilience.slurm.hostlists import fold
+from slurm_resilience.wire.frames import UNREADABLE
 
 OUTPUT_BYTES = 64 << 20
 FOLDER = "hang-"
@@ -154,6 +157,10 @@ def make_directory(fence: str, name: str, now: float) -> str:
     if not fence:
         return ""
     folder = Path(fence).parent
+    try:
+        os.close(open_own(fence))
+    except OSError:
+        return ""  # it is gone, or leads to elsewhere
     with contextlib.suppress(OSError):
         for old in folder.glob(f"{FOLDER}*"):
             if now - old.lstat().st_mtime > KEEP_SECONDS:
@@ -179,9 +186,9 @@ def keep(evidence: HangEvidence) -> None:
 def read_kept(directory: Path) -> HangEvidence | None:
     """Return what was gathered in a directory; None: nothing that can be understood."""
     try:
-        data = (directory / NAMES).read_bytes()
+        data = read_file(directory / NAMES, OUTPUT_BYTES)
         return msgspec.json.decode(data, type=HangEvidence)
-    except (OSError, msgspec.DecodeError):
+    except (OSError, *UNREADABLE):
         return None
 
 

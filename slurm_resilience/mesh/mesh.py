@@ -37,6 +37,7 @@ from slurm_resilience.mesh.events import (
     Finish,
     GaveUp,
     HeldUp,
+    HoldersListed,
     LocalBeat,
     LocalEnd,
     LocalStatus,
@@ -154,7 +155,8 @@ class Mesh:
             handshake_seconds=handshake_seconds,
         )
         self.me = self._transport.me
-        self._entry = RendezvousEntry(rendezvous, self.me, self._take_secret)
+        is_lent = 0 < rules.core <= me.seat
+        self._entry = RendezvousEntry(rendezvous, self.me, self._take_secret, is_lent=is_lent)
         self._membership = Membership(self.me, rules, chosen, SYSTEM_CLOCK.monotonic())
         self._lock = self._transport.lock
         self._changed = threading.Condition(self._lock)
@@ -598,6 +600,9 @@ class Mesh:
         self._transport.ring()
 
     def _dial_known(self) -> None:
+        side = self._membership.side
+        if side.rules.core and side.generation.worked is None:
+            self._take(HoldersListed(self._rendezvous.holders(self.me)))
         if self._relay is not None and isinstance(self._rendezvous, SharedDirectory):
             for peer in self._rendezvous.peers():
                 if peer.id != self.me.id:

@@ -48,6 +48,11 @@ class Rendezvous(Protocol):
         """Return all that may be there: (id or empty, host, port)."""
         ...
 
+    def holders(self, me: Peer) -> tuple[Peer, ...] | None:
+        """Return the peers on lent nodes that had the training's state shortly before this process
+        came, and have not left; None: it is not known if there are any."""
+        ...
+
     def leave(self, peer: Peer) -> None:
         """Forget a peer that has ended."""
         ...
@@ -63,6 +68,11 @@ class Rendezvous(Protocol):
 
 LAUNCHERS = "launchers"
 """The directory, beside that of the ranks, in which the launchers of a plain program meet."""
+STATE = ".state"
+"""Ends the name of a file beside an entry: its process, on a lent node, has the model's state."""
+RECENT_SECONDS = 180.0
+"""Such a process counts that wrote this file so long before a newcomer came, or later. It writes
+it every minute."""
 HOLD = "SRES_HOLD"
 """Names the file that a launcher waits for before it meets the others."""
 HOLD_PREFIX = "hold-"
@@ -72,7 +82,8 @@ HOLD_SECONDS = 60.0
 
 
 class SharedDirectory:
-    """A shared directory: ``peers/ID.json`` a peer, ``secret`` (mode 0600), ``outcome``."""
+    """A shared directory: ``peers/ID.json`` a peer, ``peers/ID.state`` the sign of life of one on a
+    lent node that has the training's state, ``secret`` (mode 0600), ``outcome``."""
 
     def __init__(self, path: Path, secret: str = "") -> None:
         """
@@ -184,9 +195,25 @@ class SharedDirectory:
     def others(self) -> list[tuple[str, str, int]]:
         return [(peer.id, peer.host, peer.port) for peer in self.peers()]
 
+    def note_state(self, peer: Peer) -> None:
+        """Note that a peer has the training's state, and lives now."""
+        (self.path / "peers" / f"{peer.id}{STATE}").touch(mode=0o600)
+
+    def holders(self, me: Peer) -> tuple[Peer, ...] | None:
+        place = self.path / "peers"
+        try:
+            # By the file system's clock alone. Where there is no room for the own entry, all count.
+            since = _changed_at(place / f"{me.id}.json") - RECENT_SECONDS
+            files = [path for path in place.iterdir() if path.suffix == STATE]
+            recent = {path.stem for path in files if _changed_at(path) >= since} - {me.id}
+        except OSError:
+            return None
+        return tuple(peer for peer in self.peers() if peer.id in recent) if recent else ()
+
     def leave(self, peer: Peer) -> None:
-        with contextlib.suppress(OSError):
-            (self.path / "peers" / f"{peer.id}.json").unlink()
+        for kind in (STATE, ".json"):
+            with contextlib.suppress(OSError):
+                (self.path / "peers" / f"{peer.id}{kind}").unlink()
 
     def outcome(self, code: int, step: int, reason: str, seats: Sequence[int] = ()) -> None:
         target = self.path / "outcome"
@@ -206,6 +233,9 @@ class SharedDirectory:
 
 class _NothingWritten:
     """A place at which nothing is left for late processes and observers."""
+
+    def holders(self, me: Peer) -> tuple[Peer, ...] | None:
+        return ()
 
     def enter(self, peer: Peer) -> None:
         return
@@ -313,6 +343,14 @@ def _draft(path: Path) -> Iterator[Path]:
     finally:
         with contextlib.suppress(OSError):
             path.unlink()
+
+
+def _changed_at(path: Path) -> float:
+    """Return when a file was written last; long ago: it was removed meanwhile."""
+    try:
+        return path.stat().st_mtime
+    except FileNotFoundError:
+        return float("-inf")
 
 
 def _write_private(path: Path, text: str) -> None:

@@ -35,6 +35,8 @@ class RendezvousEntry:
         rendezvous: Rendezvous,
         me: Peer,
         on_secret: Callable[[bytes], None] = lambda _: None,
+        *,
+        is_lent: bool = False,
     ) -> None:
         """
         Args:
@@ -42,7 +44,10 @@ class RendezvousEntry:
             me: this process, with its port.
             on_secret: called, in a thread, with the secret of those that train, where this process
                 had another one.
+            is_lent: this process is on a lent node: those that replace the job's own ranks must
+                know that it lives.
         """
+        self._is_lent = is_lent
         self._on_secret = on_secret
         self._in_world = threading.Event()
         self._rendezvous = rendezvous
@@ -69,6 +74,8 @@ class RendezvousEntry:
 
     def entered(self) -> None:
         """Note that this process trains with others: their secret is the right one."""
+        if self._is_lent and not self._in_world.is_set():
+            self._due.set()
         self._in_world.set()
 
     def look(self) -> None:
@@ -97,6 +104,7 @@ class RendezvousEntry:
         try:
             self._rendezvous.enter(self._me)
             self._look_at_secret()
+            self._note_state()
         except (OSError, SresError) as error:
             self._is_written = False
             problem = error.strerror if isinstance(error, OSError) else str(error)
@@ -106,6 +114,12 @@ class RendezvousEntry:
             self._problem = problem or ""
         else:
             self._is_written, self._problem = True, ""
+
+    def _note_state(self) -> None:
+        """Tell that this process has the state, where those that come may need to know."""
+        is_due = self._is_lent and self._in_world.is_set() and not self._closing
+        if is_due and isinstance(self._rendezvous, SharedDirectory):
+            self._rendezvous.note_state(self._me)
 
     def _look_at_secret(self) -> None:
         """Have one secret with the others. One that came while the directory was gone made another,

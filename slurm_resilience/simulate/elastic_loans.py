@@ -53,6 +53,10 @@ class ElasticTraining(Protocol):
         """Tell whether nothing was wrong with a process but that it stood still for a moment."""
         ...
 
+    def may_go_on(self, process: SimProcess) -> bool:
+        """Tell whether a process may step again."""
+        ...
+
     def kill(self, process: SimProcess, power: bool = False, replace: bool = True) -> None:
         """End a process."""
         ...
@@ -89,12 +93,15 @@ class Loans:
             lambda: training.schedule.now,
             training.living,
             training.slept,
+            training.may_go_on,
             calm=self.is_calm,
         )
         first = range(core, rules.seats, step)
         self._groups = [range(seat, min(seat + step, rules.seats)) for seat in first]
         self._here: set[int] = set()
         """Numbers of the groups that are lent."""
+        self._kept_until = 0.0
+        """Until then Slurm takes none back."""
         self._is_over = False
 
     def begin(self) -> None:
@@ -110,6 +117,10 @@ class Loans:
             for seat in self._groups[number]:
                 if self._newest(seat) is None:  # it is importing still
                     self._training.spawn(seat, 0)
+
+    def keep(self, seconds: float) -> None:
+        """Have Slurm take no lent node back for so long, nor end what it has asked to leave."""
+        self._kept_until = self._training.schedule.now + seconds
 
     def lose(self, process: SimProcess, *, is_seen: bool) -> None:
         """Note the loss of a process that did not leave by itself.
@@ -178,12 +189,16 @@ class Loans:
             self._later(self._preempt, number)
 
     def _preempt(self, number: int) -> None:
-        if self._random.random() < ALL_AT_ONCE_SHARE:
+        if self._training.schedule.now < self._kept_until:
+            self._training.schedule.at(self._kept_until, self._later, self._preempt, number)
+        elif self._random.random() < ALL_AT_ONCE_SHARE:
             self._preempt_all()
         elif number in self._here and not self._is_over:
             self._take_back(number, self._random.choice(GRACE_SECONDS))
 
     def _preempt_all(self) -> None:
+        if self._training.schedule.now < self._kept_until:
+            return
         grace = self._random.choice(GRACE_SECONDS)
         for number in sorted(self._here) if not self._is_over else ():
             self._take_back(number, grace)
@@ -199,7 +214,9 @@ class Loans:
         self._training.schedule.after(grace + self._random.random(), self._free, number)
 
     def _kill(self, process: SimProcess) -> None:
-        if process.alive:
+        if self._training.schedule.now < self._kept_until:
+            self._training.schedule.at(self._kept_until, self._kill, process)
+        elif process.alive:
             self._training.kill(process, replace=False)
 
     def _free(self, number: int) -> None:

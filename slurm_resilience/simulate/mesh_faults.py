@@ -29,6 +29,12 @@ most seeds stay the same as before there were these."""
 SLUGGISH, HELD = "short stops of all that hold state", "a call that holds all for a while"
 CUT_OFF, CUT_OFF_SHARE = "core lost, and newcomers cut off", 0.2
 """And the share of runs with one, where it is followed who holds the state."""
+NEVER_MET, NEVER_MET_SHARE = "core lost, and lent ranks out of reach", 0.15
+"""The same; such a run has no other fault."""
+NEVER_MET_SECONDS = (3.0, 55.0)
+"""For so long at least; the shorter the more often."""
+STANDSTILL_SHARE = 0.3
+"""Lent ranks that stand still for that time; a cut keeps the others away."""
 LAST_SLEEP_SECONDS = 9.0
 SLEEPS = 3
 SLUGGISH_SHARE = 0.2
@@ -77,6 +83,10 @@ class Training(Protocol):
 
     def kill(self, process: SimProcess, power: bool = False, replace: bool = True) -> None:
         """End a process."""
+        ...
+
+    def keep_loans(self, seconds: float) -> None:
+        """Have Slurm take no lent node back for so long."""
         ...
 
     def find(self, node: str, dead: bool) -> None:
@@ -131,6 +141,7 @@ class FaultPlan:
         self._sluggish = Random(f"short stops {seed}")
         self._held = Random(f"one call {seed}")
         self._cut_off = Random(f"cut off {seed}")
+        self._never_met = Random(f"out of reach {seed}")
         self._empty = Random(f"times of empty seats {seed}")
         random = training.random
         self.until = 1.5 + random.random() * 8.0
@@ -156,6 +167,13 @@ class FaultPlan:
             for _ in range(SLEEPS):
                 at = self._sluggish.random() * self.until
                 self._training.schedule.at(at, self._strike, kind)
+            return
+        if self._training.keeps_state and self._never_met.random() < NEVER_MET_SHARE:
+            at = self._never_met.random() * self.until
+            shortest, longest = NEVER_MET_SECONDS
+            apart = shortest * (longest / shortest) ** self._never_met.random()
+            self.until = LAST_SLEEP_SECONDS + apart
+            self._training.schedule.at(at, self._strike, NEVER_MET)
             return
         if self.leaves_empty:
             self._plan_empty_seats()
@@ -386,6 +404,27 @@ def _core_lost(training: Training, process: SimProcess) -> None:
         training.schedule.after(0.01, _core_lost, training, process)
 
 
+def _never_met(training: Training, process: SimProcess) -> None:
+    """Lose all of the job's own ranks, while those that replace them cannot reach the lent ones:
+    these are behind a cut, or stand still, until the faults are over."""
+    random, living, core = training.random, training.living(), training.rules.awaited
+    lent = [one for one in living if one.peer.seat >= core]
+    if any(one.program.step > 0 for one in lent):
+        training.keep_loans(FOREVER_SECONDS)
+        for one in living:
+            training.excuses.add(one.id, FOREVER_SECONDS)
+        for one in living:
+            if one.peer.seat < core:
+                training.kill(one)
+        if random.random() < STANDSTILL_SHARE:
+            for one in lent:
+                one.stop()
+        else:
+            training.network.cut(dict.fromkeys((one.id for one in lent), 1))
+    elif training.schedule.now < LAST_SLEEP_SECONDS:
+        training.schedule.after(0.01, _never_met, training, process)
+
+
 def _cut_newcomers_off(training: Training, process: SimProcess) -> None:
     random, living = training.random, training.living()
     inside = [one for one in living if one.program.inside is not None]
@@ -508,6 +547,7 @@ FAULTS: dict[str, Callable[[Training, SimProcess], None]] = {
     SLUGGISH: _holders_sleep,
     HELD: _all_held,
     CUT_OFF: _core_lost,
+    NEVER_MET: _never_met,
     SPEAKER_DIES: _speaker_dies,
     SPEAKER_STOPS: _speaker_stops,
     "node found dead": _find_dead,
@@ -515,8 +555,8 @@ FAULTS: dict[str, Callable[[Training, SimProcess], None]] = {
     "newer process": _replace,
 }
 """Every kind of fault, by its name in reports."""
-RARE = APART.keys() | SPEAKER_FAULTS.keys() | {SLUGGISH, HELD, CUT_OFF}
-CUTS = frozenset({"partition", "pair cut off", "reset", CUT_OFF})
+RARE = APART.keys() | SPEAKER_FAULTS.keys() | {SLUGGISH, HELD, CUT_OFF, NEVER_MET}
+CUTS = frozenset({"partition", "pair cut off", "reset", CUT_OFF, NEVER_MET})
 """Kinds after which one that lives may be lost to the others."""
 OFTEN = ("partition", "partition")
 """Kinds that happen more often: the worst that a protocol can do needs a cut."""

@@ -137,6 +137,8 @@ class MeshRun:
             self.rules = self._loans.rules
         self.processes: dict[str, SimProcess] = {}
         """All that ever took part, by id."""
+        self._left: set[str] = set()
+        """Those that took their entry out of the rendezvous."""
         self.excuses = Excuses(self.schedule)
         self.lineage = Lineage(self._lives)
         self._nodes = Nodes(seed, speakers)
@@ -192,6 +194,13 @@ class MeshRun:
     def slept(self, process: SimProcess) -> bool:
         """Tell whether nothing was wrong with a process but that it stood still for a moment."""
         return process.id in self.excuses.slept and not CUTS & set(self._plan.done)
+
+    def may_go_on(self, process: SimProcess) -> bool:
+        """Tell whether a process may step again: neither was it told to leave, nor does it stand
+        still for good, nor has another one its seat."""
+        stays = not process.membership.side.standing.evicted
+        is_frozen = process.id in self.excuses.frozen
+        return stays and not is_frozen and self.newest(process.peer.seat) is process
 
     def _is_in_vain(self, reason: str, process: SimProcess) -> bool:
         """Tell whether a process is given up for what would have passed by itself: the others have
@@ -275,6 +284,11 @@ class MeshRun:
         if replace:
             self._plan.died(process, power)
 
+    def keep_loans(self, seconds: float) -> None:
+        """Have Slurm take no lent node back for so long."""
+        if self._loans is not None:
+            self._loans.keep(seconds)
+
     def find(self, node: str, dead: bool) -> None:
         """Tell all processes, as an observer does, that a node is lost."""
         finding = NodeLost(node, "it is broken", dead)
@@ -297,6 +311,18 @@ class MeshRun:
         """All that are in the rendezvous; some may be dead."""
         return [process.peer for process in self.processes.values()]
 
+    def holders(self, me: Peer) -> tuple[Peer, ...] | None:
+        """Others on lent nodes that had the state and have not left, as the rendezvous tells: those
+        that were killed are among them."""
+        return tuple(
+            process.peer
+            for process in self.processes.values()
+            if process.program.is_listed
+            and process.peer.seat >= self.rules.awaited
+            and process.peer != me
+            and process.id not in self._left
+        )
+
     def process(self, peer_id: str) -> SimProcess | None:
         """Return a process by its id."""
         return self.processes.get(peer_id)
@@ -311,6 +337,7 @@ class MeshRun:
             return
         if code == 0:
             self.note(process, "ends as done")
+            self._left.add(process.id)
             process.die()
             self.end.leave(process)
         else:
@@ -320,6 +347,7 @@ class MeshRun:
         """Note that a process has left as it was asked to."""
         if process.alive:
             self.note(process, "has left")
+            self._left.add(process.id)
             if self._loans is not None and not self.end.begun:
                 self._loans.check.leave(process)
             process.die()

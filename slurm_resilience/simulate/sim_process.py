@@ -25,6 +25,7 @@ from slurm_resilience.mesh.events import (
     Evicted,
     Finish,
     GaveUp,
+    HoldersListed,
     LocalBeat,
     LocalEnd,
     LocalStatus,
@@ -112,6 +113,10 @@ class Surroundings(Protocol):
         """All that are in the rendezvous."""
         ...
 
+    def holders(self, me: Peer) -> tuple[Peer, ...] | None:
+        """Others on lent nodes that had the state and have not left, as the rendezvous tells."""
+        ...
+
     def process(self, peer_id: str) -> SimProcess | None:
         """Return a process by its id."""
         ...
@@ -156,6 +161,8 @@ class Program:
         """Committed."""
         self.position = -1
         """The part of a model replica that it holds; only in elastic trainings."""
+        self.is_listed = False
+        """The rendezvous tells that it has the state."""
         self.signal = ""
         """By which it was asked to leave; empty: it was not."""
         self.last_step = last_step
@@ -443,6 +450,7 @@ class SimProcess:
 
     def _carry(self, effect: Send | Close | Finish | Dial | DialKnown) -> None:
         if isinstance(effect, DialKnown):
+            self._step(HoldersListed(self._around.holders(self.peer)))
             for peer in self._around.known_peers():
                 if peer.id != self.id:
                     self._carry(Dial(peer))
@@ -569,7 +577,9 @@ class SimProcess:
         return True
 
     def hold(self, view: View) -> None:
-        """Hold the part of the model that is this process's in a world, and say so."""
+        """Hold the part of the model that is this process's in a world, and say so. That its world
+        worked, it has told before."""
+        self.program.is_listed = True
         self.program.position = view.position(view.rank_of(self.id))
         self._say("running", view)
 

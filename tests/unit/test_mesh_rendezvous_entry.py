@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import errno
+import os
 import shutil
+import socket
 import threading
 from pathlib import Path
 
@@ -11,8 +13,9 @@ import pytest
 from mesh_peers import crew, leave, until, world
 
 from slurm_resilience.mesh import rendezvous_entry
-from slurm_resilience.mesh.model import Peer
-from slurm_resilience.mesh.rendezvous import SharedDirectory
+from slurm_resilience.mesh.model import Peer, PeerStatus
+from slurm_resilience.mesh.protocol.world_plan import SEARCH_SECONDS
+from slurm_resilience.mesh.rendezvous import RECENT_SECONDS, SharedDirectory
 from slurm_resilience.mesh.rendezvous_entry import RendezvousEntry
 
 
@@ -132,3 +135,60 @@ def test_a_full_disk_keeps_no_draft(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     with pytest.raises(OSError, match="No space"):
         place.enter(Peer("one", 0, node="n", host="127.0.0.1"))
     assert list((tmp_path / "peers").iterdir()) == []
+
+
+def test_a_lent_rank_tells_that_it_has_the_state(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Those that replace the job's own ranks wait for it, where they cannot reach it."""
+    monkeypatch.setattr(rendezvous_entry, "LOOK_SECONDS", 0.05)
+    with crew(tmp_path, 3, min_world=2, core=2) as peers:
+        meshes = peers.several(2)
+        first = world(meshes)
+        meshes.append(peers.add(2))
+        leave(meshes[:2], first)
+        world(meshes)
+        lent = tmp_path / "peers" / f"{meshes[2].me.id}.state"
+        until(lent.exists, "it has told")
+        assert len(list((tmp_path / "peers").glob("*.state"))) == 1, "the job's own ranks do not"
+        newcomer = Peer("newcomer", 0, 1)
+        place = SharedDirectory(tmp_path)
+        place.enter(newcomer)
+        assert place.holders(newcomer) == (meshes[2].me,)
+        os.utime(lent, (0, 0))
+        until(lambda: place.holders(newcomer) != (), "it tells again and again")
+        meshes[2].close()
+        until(lambda: place.holders(newcomer) == (), "it has taken that back")
+
+
+def test_what_was_told_long_ago_does_not_count(tmp_path: Path) -> None:
+    """One that was killed takes nothing back."""
+    dead, newcomer = Peer("dead", 2), Peer("newcomer", 0, 1)
+    place = SharedDirectory(tmp_path)
+    place.enter(dead)
+    place.note_state(dead)
+    assert place.holders(newcomer) == (dead,), "without an entry of its own it cannot tell"
+    place.enter(newcomer)
+    entered = entry(tmp_path, newcomer.id).stat().st_mtime
+    for age, found in ((RECENT_SECONDS - 1, (dead,)), (RECENT_SECONDS + 1, ())):
+        os.utime(tmp_path / "peers" / "dead.state", (entered - age,) * 2)
+        assert place.holders(newcomer) == found
+    shutil.rmtree(tmp_path)
+    assert place.holders(newcomer) is None, "it cannot be read"
+
+
+def test_newcomers_wait_for_a_lent_rank_that_they_cannot_reach(tmp_path: Path) -> None:
+    """They began anew after three seconds; its state was lost, or two trainings stepped."""
+    with crew(tmp_path, 2, min_world=1, core=1) as peers:
+        silent = socket.create_server(("127.0.0.1", 0))  # takes connections, and says nothing
+        lent = Peer("lent", 1, node="lent", host="127.0.0.1", port=silent.getsockname()[1])
+        place = SharedDirectory(tmp_path)
+        place.enter(lent)
+        place.note_state(lent)
+        newcomer = peers.add(0, 1)
+        newcomer.say(PeerStatus("ready", step=-1))
+        with pytest.raises(TimeoutError, match=r"seat 1 \(lent\) had it, and may live"):
+            newcomer.meet(SEARCH_SECONDS + 1.0)
+        silent.close()
+        found = newcomer.meet(20.0)
+        assert found is not None and found.size == 1, "no process listens there any more"

@@ -457,6 +457,10 @@ class Mesh:
         """Note a death."""
         self._take_from_link(PeerAbsent(peer_id))
 
+    def on_refused(self, now: float) -> None:
+        """Look whether it has the right secret, or this process."""
+        self._entry.look_at_refusal(now)
+
     def on_turn(self, now: float) -> float:
         """Let the membership do what is due."""
         with self._lock:

@@ -22,6 +22,8 @@ LOOK_SECONDS = 60.0
 """Between two looks whether the entry is still there."""
 RETRY_SECONDS = 1.0
 """The same while it cannot be written."""
+REFUSED_LOOK_SECONDS = 1.0
+"""The same, at least, where others are refused."""
 NEW_SECONDS, NEW_SECONDS_A_SEAT = 5.0, 0.01
 """The same before this process was in a world: those that train may have another secret. Rarer
 where many may look."""
@@ -56,6 +58,7 @@ class RendezvousEntry:
         self._problem = ""
         """As it was told last."""
         self._due = threading.Event()
+        self._refused_at = float("-inf")
         self._closing = False
 
     def begin(self) -> None:
@@ -65,12 +68,24 @@ class RendezvousEntry:
             OSError, UsageError: it cannot be written down, and is the first one of its seat. At a
                 start, processes that do not find each other would train apart.
         """
-        if self._me.incarnation == 0:
-            self._rendezvous.enter(self._me)
-        self._write()
+        self.announce()
         if isinstance(self._rendezvous, SharedDirectory):
             # A thread of its own: a shared file system may hang.
             threading.Thread(target=self._keep, name="sres-entry", daemon=True).start()
+
+    def announce(self) -> None:
+        """Make this process known. Raises what `begin` does."""
+        if self._me.incarnation == 0:
+            self._rendezvous.enter(self._me)
+        self.write()
+
+    @property
+    def pause(self) -> float:
+        """Return the seconds until the next look whether the entry is still there."""
+        if not self._is_written:
+            return RETRY_SECONDS
+        new = max(NEW_SECONDS, NEW_SECONDS_A_SEAT * self._me.seats)
+        return LOOK_SECONDS if self._in_world.is_set() else new
 
     def entered(self) -> None:
         """Note that this process trains with others: their secret is the right one."""
@@ -82,6 +97,19 @@ class RendezvousEntry:
         """Look soon whether the entry is still there: others may come."""
         self._due.set()
 
+    def look_at_refusal(self, now: float) -> bool:
+        """Look soon, since another process had another secret: the one in the directory may be
+        new. Strangers may be refused as well, so that it is looked at rarely.
+
+        Returns:
+            Will it be?
+        """
+        if now - self._refused_at < REFUSED_LOOK_SECONDS:
+            return False
+        self._refused_at = now
+        self._due.set()
+        return True
+
     def end(self) -> None:
         """Take the entry back."""
         self._closing = True
@@ -90,15 +118,13 @@ class RendezvousEntry:
 
     def _keep(self) -> None:
         while not self._closing:
-            new = max(NEW_SECONDS, NEW_SECONDS_A_SEAT * self._me.seats)
-            seconds = LOOK_SECONDS if self._in_world.is_set() else new
-            SYSTEM_CLOCK.wait(self._due, seconds if self._is_written else RETRY_SECONDS)
+            SYSTEM_CLOCK.wait(self._due, self.pause)
             self._due.clear()
             if not self._closing:
-                self._write()
+                self.write()
         self._rendezvous.leave(self._me)
 
-    def _write(self) -> None:
+    def write(self) -> None:
         """Write the entry, if it is not there. A failure ends no process: it dials all that are
         there, and those tell the others."""
         try:

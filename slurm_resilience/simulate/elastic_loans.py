@@ -30,6 +30,12 @@ ALL_AT_ONCE_SHARE = 0.3
 NAMED_SHARE = 0.3
 """Runs in which only some sizes are allowed. Drawn apart from all else, so that the other runs stay
 the same as before."""
+CHANGE_SHARE, CHANGE_SECONDS = 0.3, 0.5
+"""Runs in which lent nodes are also taken back in the middle of a change of size, most of them with
+sizes that are allowed; and how soon after the change has begun. Drawn apart, too."""
+CHANGE_NAMED_SHARE = 0.7
+CHANGE_GRACE_SECONDS = (0.2, *GRACE_SECONDS)
+"""The first one is shorter than a change takes."""
 HARD_TIMES_SHARE, HARD_TIMES_SECONDS = 0.5, 1.0
 """Losses of the job's own ranks that such a preemption follows, and how soon."""
 
@@ -75,6 +81,10 @@ class Loans:
         self._training = training
         self._random = random = Random(f"loans {seed}")
         self.is_calm = random.random() < CALM_SHARE
+        self._changes = Random(f"changes of size {seed}")
+        self._hits_changes = self._changes.random() < CHANGE_SHARE
+        self._size = 0
+        """Ranks of the newest world."""
         fits = [size for size in (1, 2, 4) if not rules.seats % size and rules.seats > size]
         size = random.choice(fits)
         core = size * random.choice((1, random.randint(1, rules.seats // size - 1)))
@@ -85,7 +95,11 @@ class Loans:
             core=core,
             min_world=least,
             patience=0.0,
-            sizes=_named_sizes(seed, range(core, rules.seats + 1, size)),
+            sizes=_named_sizes(
+                seed,
+                range(core, rules.seats + 1, size),
+                CHANGE_NAMED_SHARE if self._hits_changes else NAMED_SHARE,
+            ),
         )
         step = size * random.choice((1, 1, 2))
         self.check = ElasticRules(
@@ -152,6 +166,9 @@ class Loans:
             return max(process.program.step for process in members) + (turn > 0)
         if turn == 0:
             step = self.check.heal(members)
+            if view.size != self._size:
+                self._hit_change()
+            self._size = view.size
         else:
             step = members[0].program.step + 1
             self.check.step(view, step)
@@ -187,6 +204,21 @@ class Loans:
             self._training.schedule.after(late, self._training.spawn, seat, incarnation, node)
         if not self._is_over:
             self._later(self._preempt, number)
+            self._hit_change()
+
+    def _hit_change(self) -> None:
+        """Have nodes taken back while the world changes its size, now and then."""
+        if self._hits_changes and self._changes.random() < 0.5:
+            soon = self._changes.random() * CHANGE_SECONDS
+            self._training.schedule.after(soon, self._preempt_some)
+
+    def _preempt_some(self) -> None:
+        if self._is_over or self._training.schedule.now < self._kept_until:
+            return
+        grace = self._changes.choice(CHANGE_GRACE_SECONDS)
+        for number in sorted(self._here):
+            if self._changes.random() < 0.5:
+                self._take_back(number, grace)
 
     def _preempt(self, number: int) -> None:
         if self._training.schedule.now < self._kept_until:
@@ -224,11 +256,11 @@ class Loans:
             self._later(self._come, number)
 
 
-def _named_sizes(seed: int, possible: range) -> tuple[int, ...]:
+def _named_sizes(seed: int, possible: range, share: float) -> tuple[int, ...]:
     """Return the sizes that a world may have, those of the core and of the whole among them; empty:
     any."""
     random = Random(f"allowed sizes {seed}")
-    if random.random() >= NAMED_SHARE:
+    if random.random() >= share:
         return ()
     between = [size for size in possible[1:-1] if random.random() < 0.5]
     return possible[0], *between, possible[-1]

@@ -29,6 +29,11 @@ most seeds stay the same as before there were these."""
 SLUGGISH, HELD = "short stops of all that hold state", "a call that holds all for a while"
 CUT_OFF, CUT_OFF_SHARE = "core lost, and newcomers cut off", 0.2
 """And the share of runs with one, where it is followed who holds the state."""
+REMOVED, REMOVED_SHARE = "meeting directory removed", 0.02
+"""And the share of runs with one, in which the directory is a real one, and processes die soon
+after: those that replace them make it anew, with another secret."""
+REMOVED_SECONDS, SOON_SECONDS = 75.0, 20.0
+"""The time after it in which all must have one secret again; and in which processes die."""
 NEVER_MET, NEVER_MET_SHARE = "core lost, and lent ranks out of reach", 0.15
 """The same; such a run has no other fault."""
 NEVER_MET_SECONDS = (3.0, 55.0)
@@ -83,6 +88,10 @@ class Training(Protocol):
 
     def kill(self, process: SimProcess, power: bool = False, replace: bool = True) -> None:
         """End a process."""
+        ...
+
+    def remove_directory(self) -> None:
+        """Remove the directory in which processes meet."""
         ...
 
     def keep_loans(self, seconds: float) -> None:
@@ -142,6 +151,8 @@ class FaultPlan:
         self._held = Random(f"one call {seed}")
         self._cut_off = Random(f"cut off {seed}")
         self._never_met = Random(f"out of reach {seed}")
+        self._removed = Random(f"directory {seed}")
+        self.removes_directory = self._removed.random() < REMOVED_SHARE
         self._empty = Random(f"times of empty seats {seed}")
         random = training.random
         self.until = 1.5 + random.random() * 8.0
@@ -159,6 +170,11 @@ class FaultPlan:
 
     def begin(self) -> None:
         """Put faults on the schedule."""
+        if self.removes_directory:
+            at = self.until * self._removed.random()
+            self.until = at + REMOVED_SECONDS
+            self._training.schedule.at(at, self._strike, REMOVED)
+            return
         if self._is_calm:
             return
         if self._training.keeps_state and self._sluggish.random() < SLUGGISH_SHARE:
@@ -404,6 +420,19 @@ def _core_lost(training: Training, process: SimProcess) -> None:
         training.schedule.after(0.01, _core_lost, training, process)
 
 
+def _remove_directory(training: Training, process: SimProcess) -> None:
+    """Remove the directory in which processes meet, and let one or all of the job's own die soon
+    after that, or before, so that those that replace them come when it is gone."""
+    random = training.random
+    wait = random.choice((0.0, random.random() * SOON_SECONDS))
+    training.schedule.after(wait, training.remove_directory)
+    core = [one for one in training.living() if one.peer.seat < training.rules.awaited]
+    victims = core if random.random() < 0.5 else [process]
+    soon = max(0.0, wait + random.choice((-0.5, -0.1, 0.0, random.random() * SOON_SECONDS)))
+    for one in victims:
+        training.schedule.after(soon, training.kill, one)
+
+
 def _never_met(training: Training, process: SimProcess) -> None:
     """Lose all of the job's own ranks, while those that replace them cannot reach the lent ones:
     these are behind a cut, or stand still, until the faults are over."""
@@ -548,6 +577,7 @@ FAULTS: dict[str, Callable[[Training, SimProcess], None]] = {
     HELD: _all_held,
     CUT_OFF: _core_lost,
     NEVER_MET: _never_met,
+    REMOVED: _remove_directory,
     SPEAKER_DIES: _speaker_dies,
     SPEAKER_STOPS: _speaker_stops,
     "node found dead": _find_dead,
@@ -555,7 +585,7 @@ FAULTS: dict[str, Callable[[Training, SimProcess], None]] = {
     "newer process": _replace,
 }
 """Every kind of fault, by its name in reports."""
-RARE = APART.keys() | SPEAKER_FAULTS.keys() | {SLUGGISH, HELD, CUT_OFF, NEVER_MET}
+RARE = APART.keys() | SPEAKER_FAULTS.keys() | {SLUGGISH, HELD, CUT_OFF, NEVER_MET, REMOVED}
 CUTS = frozenset({"partition", "pair cut off", "reset", CUT_OFF, NEVER_MET})
 """Kinds after which one that lives may be lost to the others."""
 OFTEN = ("partition", "partition")

@@ -5,8 +5,11 @@
 
 from __future__ import annotations
 
+import shutil
 import zlib
+from pathlib import Path
 from random import Random
+from tempfile import TemporaryDirectory
 
 import msgspec
 
@@ -14,6 +17,7 @@ from slurm_resilience.mesh.events import MessageReceived
 from slurm_resilience.mesh.messages import NodeLost, NodeSuspected
 from slurm_resilience.mesh.model import Peer, Timing, View
 from slurm_resilience.mesh.protocol.world_plan import WorldRules
+from slurm_resilience.mesh.rendezvous import SharedDirectory
 from slurm_resilience.simulate.elastic_loans import Loans
 from slurm_resilience.simulate.invariants import InvariantBroken, Lineage, TrainingEnd
 from slurm_resilience.simulate.mesh_faults import CUTS, Excuses, FaultPlan
@@ -149,10 +153,29 @@ class MeshRun:
         """Per world and turn: those that have come to the collective."""
         self.end = TrainingEnd(self.random.choice([ENDLESS_STEPS, ENDLESS_STEPS, 20]))
         self._plan = FaultPlan(self, seed, calm=self._loans is not None and self._loans.is_calm)
+        self._place: Path | None = None
+        """The directory in which processes meet; None: they know each other without one."""
         self._full_at = -1.0
         """When a world of all seats last stepped."""
 
     def run(self) -> SimulatedRun:
+        """Let it happen; see `_run`."""
+        if not self._plan.removes_directory:
+            return self._run()
+        with TemporaryDirectory(prefix="sres-simulated-") as place:
+            self._place = Path(place) / "mesh"
+            return self._run()
+
+    def directory(self) -> SharedDirectory | None:
+        """Return the directory in which processes meet; None: it is always there and known."""
+        return SharedDirectory(self._place) if self._place is not None else None
+
+    def remove_directory(self) -> None:
+        """Remove the directory in which processes meet."""
+        if self._place is not None:
+            shutil.rmtree(self._place, ignore_errors=True)
+
+    def _run(self) -> SimulatedRun:
         """Let it happen.
 
         Raises:

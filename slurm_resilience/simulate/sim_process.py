@@ -41,6 +41,8 @@ from slurm_resilience.mesh.protocol import world_plan
 from slurm_resilience.mesh.protocol.membership import Membership
 from slurm_resilience.mesh.protocol.relay import LinkEffect, Relay, Told
 from slurm_resilience.mesh.protocol.world_plan import WorldRules
+from slurm_resilience.mesh.rendezvous import SharedDirectory
+from slurm_resilience.mesh.rendezvous_entry import RendezvousEntry
 from slurm_resilience.simulate.schedule import Schedule
 from slurm_resilience.simulate.sim_network import SimConnection, SimNetwork
 
@@ -93,6 +95,7 @@ class SimHello(msgspec.Struct, frozen=True):
 
     peer: Peer
     status: PeerStatus
+    secret: bytes = b""
 
 
 class SimWelcome(msgspec.Struct, frozen=True):
@@ -111,6 +114,10 @@ class Surroundings(Protocol):
 
     def known_peers(self) -> list[Peer]:
         """All that are in the rendezvous."""
+        ...
+
+    def directory(self) -> SharedDirectory | None:
+        """Return the directory in which processes meet; None: it is always there and known."""
         ...
 
     def holders(self, me: Peer) -> tuple[Peer, ...] | None:
@@ -199,6 +206,9 @@ class SimProcess:
             if speakers
             else None
         )
+        self._directory = around.directory()
+        self._entry = self._make_entry(rules)
+        self._secret = b""
         self._names: Counter[str] = Counter()
         self._dials = DialBook()
         self._inbox: list[tuple[Any, ...]] = []
@@ -220,6 +230,10 @@ class SimProcess:
 
     def start(self) -> None:
         """Look for the others."""
+        if self._directory is not None and self._entry is not None:
+            self._secret = self._directory.secret()
+            self._entry.announce()
+            self._around.schedule.after(self._entry.pause, self._keep_entry, True)
         self._carry(DialKnown())
         self._tell(LocalStatus(PeerStatus(step=self.program.step)))
 
@@ -291,6 +305,13 @@ class SimProcess:
             self._around.ended(self, 1)
             return
         if isinstance(item, SimHello):
+            if item.secret != self._secret:
+                self._around.note(self, f"refuses {item.peer.id}, which has another secret")
+                self._around.network.abort(connection, self)
+                now = self._around.schedule.now
+                if self._entry is not None and self._entry.look_at_refusal(now):
+                    self._around.schedule.after(0.0, self._keep_entry)
+                return
             self.connections[connection.number] = connection
             self._names[item.peer.id] += 1
             self._send_item(connection, SimWelcome(self.peer, self.membership.side.status))
@@ -337,8 +358,42 @@ class SimProcess:
         connection = network.connect(self, other)
         self.connections[connection.number] = connection
         self._names[peer.id] += 1
-        self._send_item(connection, SimHello(self.peer, self.membership.side.status))
+        hello = SimHello(self.peer, self.membership.side.status, self._secret)
+        self._send_item(connection, hello)
         self._around.schedule.after(HANDSHAKE_SECONDS, self._too_slow, connection)
+
+    # -- the directory in which processes meet ------------------------------------------------
+
+    def _make_entry(self, rules: WorldRules) -> RendezvousEntry | None:
+        if self._directory is None:
+            return None
+        is_lent = 0 < rules.core <= self.peer.seat
+        return RendezvousEntry(self._directory, self.peer, self._take_secret, is_lent=is_lent)
+
+    def _keep_entry(self, again: bool = False) -> None:
+        """Do what the entry's thread does."""
+        if self._entry is None or not self.alive:
+            return
+        if self.state is ProcessState.STOPPED:
+            self._inbox.append((self._keep_entry, again))
+            return
+        self._entry.write()
+        if again:
+            self._around.schedule.after(self._entry.pause, self._keep_entry, True)
+
+    def _take_secret(self, secret: bytes) -> None:
+        self._around.note(self, "takes the secret of those that train")
+        self._secret = secret
+        self._carry(DialKnown())
+        self._turn()
+
+    def _listed(self) -> tuple[list[Peer], tuple[Peer, ...] | None]:
+        """Return all that the rendezvous lists, and those of them that have the state."""
+        if self._directory is None:
+            return self._around.known_peers(), self._around.holders(self.peer)
+        return self._directory.peers(), self._directory.holders(self.peer)
+
+    # -- more of connections ------------------------------------------------------------------
 
     def _too_slow(self, connection: SimConnection) -> None:
         if self.state is ProcessState.RUNNING and not connection.proven[connection.side(self)]:
@@ -447,11 +502,13 @@ class SimProcess:
                     self._around.note(self, f"adopts {view.generation} of {seats}")
                 case EndGeneration(end=end):
                     self._around.note(self, f"ends {end.generation} ({end.kind}): {end.reason}")
+                    self._around.schedule.after(0.0, self._keep_entry)
 
     def _carry(self, effect: Send | Close | Finish | Dial | DialKnown) -> None:
         if isinstance(effect, DialKnown):
-            self._step(HoldersListed(self._around.holders(self.peer)))
-            for peer in self._around.known_peers():
+            peers, holders = self._listed()
+            self._step(HoldersListed(holders))
+            for peer in peers:
                 if peer.id != self.id:
                     self._carry(Dial(peer))
         elif self.relay is None:
@@ -499,6 +556,8 @@ class SimProcess:
         return self._around.schedule.now - outside_since >= OUTCOME_SECONDS
 
     def _say_farewell(self) -> None:
+        if self._directory is not None:
+            self._directory.leave(self.peer)
         if self.relay is not None:
             self._carry(Send(self.membership.side.contacts.connections(), Leaving()))
             self._flush()
@@ -550,6 +609,9 @@ class SimProcess:
         program.turn += 1
         program.step = step
         if program.turn == 1:
+            if self._entry is not None:
+                self._entry.entered()
+                self._keep_entry()
             self._tell(WorldWorked(view))
         if self._departs(view) or self._joins(view):
             return

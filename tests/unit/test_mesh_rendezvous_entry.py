@@ -192,3 +192,20 @@ def test_newcomers_wait_for_a_lent_rank_that_they_cannot_reach(tmp_path: Path) -
         silent.close()
         found = newcomer.meet(20.0)
         assert found is not None and found.size == 1, "no process listens there any more"
+
+
+def test_a_process_that_refuses_another_looks_for_a_new_secret(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Until each had looked by itself, those with the old secret and the new one did not meet, and
+    one of them was taken for unreachable."""
+    monkeypatch.setattr(rendezvous_entry, "NEW_SECONDS", 60.0)
+    with crew(tmp_path / "mesh", 2, min_world=2) as peers:
+        first = peers.add(0)
+        elsewhere = SharedDirectory(tmp_path / "elsewhere")
+        elsewhere.secret()
+        elsewhere.enter(first.me)
+        shutil.copy(tmp_path / "elsewhere" / "secret", tmp_path / "mesh" / "secret")
+        world([first, peers.add(1, 0, elsewhere)])
+        refused = first._entry
+        assert refused.look_at_refusal(1e9) and not refused.look_at_refusal(1e9 + 0.9)

@@ -97,7 +97,7 @@ class HoldersListed(msgspec.Struct, frozen=True, tag=True):
     """The rendezvous names peers on lent nodes that had the training's state a moment ago."""
 
     peers: tuple[Peer, ...] | None
-    """None: it cannot be read."""
+    """None: it cannot be read, or is new."""
 
 
 class OutcomeFound(msgspec.Struct, frozen=True, tag=True):

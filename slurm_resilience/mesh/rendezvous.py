@@ -10,6 +10,7 @@ from typing import Protocol
 
 import msgspec
 
+from slurm_resilience.clock import SYSTEM_CLOCK, Clock
 from slurm_resilience.errors import UsageError
 from slurm_resilience.mesh.model import Peer
 from slurm_resilience.wire.frames import UNREADABLE
@@ -73,6 +74,9 @@ STATE = ".state"
 RECENT_SECONDS = 180.0
 """Such a process counts that wrote this file so long before a newcomer came, or later. It writes
 it every minute."""
+REMOVED, NEW_SECONDS = "removed", 75.0
+"""The file by which a process tells that it had to make the directory anew; and the time until all
+that live have written theirs, which they look at every minute."""
 HOLD = "SRES_HOLD"
 """Names the file that a launcher waits for before it meets the others."""
 HOLD_PREFIX = "hold-"
@@ -85,16 +89,20 @@ class SharedDirectory:
     """A shared directory: ``peers/ID.json`` a peer, ``peers/ID.state`` the sign of life of one on a
     lent node that has the training's state, ``secret`` (mode 0600), ``outcome``."""
 
-    def __init__(self, path: Path, secret: str = "") -> None:
+    def __init__(self, path: Path, secret: str = "", clock: Clock = SYSTEM_CLOCK) -> None:
         """
         Args:
             path: made when it is missing (mode 0700).
             secret: hex; empty: the one in the directory, made by the first process.
+            clock: tells how long this process has waited.
 
         Raises:
             UsageError: the directory cannot be used.
         """
         self.path = path
+        self._clock = clock
+        self._began_at = clock.monotonic()
+        self._has_made_secret = False
         self._given = secret
         self._shared = ""
         """The secret in the directory, once it was read."""
@@ -135,6 +143,7 @@ class SharedDirectory:
             _write_private(own, text)
             with contextlib.suppress(FileExistsError):
                 os.link(own, target)
+                self._has_made_secret = True
 
     def _read_secret(self) -> str:
         target = self.path / "secret"
@@ -195,6 +204,12 @@ class SharedDirectory:
     def others(self) -> list[tuple[str, str, int]]:
         return [(peer.id, peer.host, peer.port) for peer in self.peers()]
 
+    def note_removal(self) -> None:
+        """Note that the directory was removed before this process came, if it was: one that is
+        not among the first finds a secret there else."""
+        if self._has_made_secret:
+            (self.path / REMOVED).touch(mode=0o600)
+
     def note_state(self, peer: Peer) -> None:
         """Note that a peer has the training's state, and lives now."""
         (self.path / "peers" / f"{peer.id}{STATE}").touch(mode=0o600)
@@ -206,9 +221,21 @@ class SharedDirectory:
             since = _changed_at(place / f"{me.id}.json") - RECENT_SECONDS
             files = [path for path in place.iterdir() if path.suffix == STATE]
             recent = {path.stem for path in files if _changed_at(path) >= since} - {me.id}
+            if not recent and self._is_new(since + RECENT_SECONDS):
+                return None
         except OSError:
             return None
         return tuple(peer for peer in self.peers() if peer.id in recent) if recent else ()
+
+    def _is_new(self, entered_at: float) -> bool:
+        """Tell whether the directory was removed so lately that those which live may not have
+        written their files anew.
+
+        Args:
+            entered_at: when this process wrote its entry, by the file system's clock.
+        """
+        before = entered_at - _changed_at(self.path / REMOVED)
+        return before + self._clock.monotonic() - self._began_at < NEW_SECONDS
 
     def leave(self, peer: Peer) -> None:
         for kind in (STATE, ".json"):

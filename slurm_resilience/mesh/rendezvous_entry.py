@@ -7,6 +7,7 @@ later needs the address of one of them, and the secret.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import threading
 from collections.abc import Callable
@@ -77,6 +78,11 @@ class RendezvousEntry:
         """Make this process known. Raises what `begin` does."""
         if self._me.incarnation == 0:
             self._rendezvous.enter(self._me)
+        # Not the first of the training: those on lent nodes come later.
+        is_late = self._me.incarnation > 0 or self._is_lent
+        if is_late and isinstance(self._rendezvous, SharedDirectory):
+            with contextlib.suppress(OSError):
+                self._rendezvous.note_removal()
         self.write()
 
     @property

@@ -32,6 +32,8 @@ CUT_OFF, CUT_OFF_SHARE = "core lost, and newcomers cut off", 0.2
 REMOVED, REMOVED_SHARE = "meeting directory removed", 0.02
 """And the share of runs with one, in which the directory is a real one, and processes die soon
 after: those that replace them make it anew, with another secret."""
+KEPT_SHARE = 0.5
+"""Elastic ones of these in which Slurm takes no lent node back meanwhile."""
 REMOVED_SECONDS, SOON_SECONDS = 75.0, 20.0
 """The time after it in which all must have one secret again; and in which processes die."""
 NEVER_MET, NEVER_MET_SHARE = "core lost, and lent ranks out of reach", 0.15
@@ -425,6 +427,8 @@ def _remove_directory(training: Training, process: SimProcess) -> None:
     after that, or before, so that those that replace them come when it is gone."""
     random = training.random
     wait = random.choice((0.0, random.random() * SOON_SECONDS))
+    if training.keeps_state and random.random() < KEPT_SHARE:
+        training.keep_loans(FOREVER_SECONDS)
     training.schedule.after(wait, training.remove_directory)
     core = [one for one in training.living() if one.peer.seat < training.rules.awaited]
     victims = core if random.random() < 0.5 else [process]

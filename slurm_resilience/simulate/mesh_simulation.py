@@ -18,6 +18,7 @@ from slurm_resilience.mesh.messages import NodeLost, NodeSuspected
 from slurm_resilience.mesh.model import Peer, Timing, View
 from slurm_resilience.mesh.protocol.world_plan import WorldRules
 from slurm_resilience.mesh.rendezvous import SharedDirectory
+from slurm_resilience.simulate.cluster.sim_clock import SimClock
 from slurm_resilience.simulate.elastic_loans import Loans
 from slurm_resilience.simulate.invariants import InvariantBroken, Lineage, TrainingEnd
 from slurm_resilience.simulate.mesh_faults import CUTS, Excuses, FaultPlan
@@ -168,7 +169,9 @@ class MeshRun:
 
     def directory(self) -> SharedDirectory | None:
         """Return the directory in which processes meet; None: it is always there and known."""
-        return SharedDirectory(self._place) if self._place is not None else None
+        if self._place is None:
+            return None
+        return SharedDirectory(self._place, clock=SimClock(self.schedule))
 
     def remove_directory(self) -> None:
         """Remove the directory in which processes meet."""

@@ -80,13 +80,14 @@ def test_who_comes_while_the_directory_is_gone_is_let_in(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, newcomers: int
 ) -> None:
     """It made a secret of its own, which those that trained never looked at."""
-    monkeypatch.setattr(rendezvous_entry, "NEW_SECONDS", 0.05)
     place = tmp_path / "mesh"
     with crew(place, 2 + newcomers, min_world=2, core=2) as peers:
         meshes = peers.several(2)
         world(meshes)
         secret = (place / "secret").read_text()
         shutil.rmtree(place)
+        # Not before: those that train would look at once, too.
+        monkeypatch.setattr(rendezvous_entry, "NEW_SECONDS", 0.05)
         late = [peers.add(2 + number) for number in range(newcomers)]
         assert (place / "secret").read_text() != secret
         monkeypatch.setattr(rendezvous_entry, "LOOK_SECONDS", 0.05)
@@ -209,3 +210,23 @@ def test_a_process_that_refuses_another_looks_for_a_new_secret(
         world([first, peers.add(1, 0, elsewhere)])
         refused = first._entry
         assert refused.look_at_refusal(1e9) and not refused.look_at_refusal(1e9 + 0.9)
+
+
+def test_newcomers_wait_where_the_directory_was_removed(tmp_path: Path) -> None:
+    """Those that live, and have the state, look at it every minute only."""
+    place, newcomer = tmp_path / "mesh", Peer("newcomer", 0, 1)
+    first, second = SharedDirectory(place), SharedDirectory(place)
+    first.secret()
+    RendezvousEntry(first, newcomer).announce()
+    second.secret()
+    second.enter(Peer("second", 1, 1))
+    assert first.holders(newcomer) is None and second.holders(Peer("second", 1, 1)) is None
+    os.utime(place / "removed", (0, 0))
+    assert first.holders(newcomer) == ()
+
+
+def test_first_processes_wait_for_none(tmp_path: Path) -> None:
+    place, first = SharedDirectory(tmp_path / "mesh"), Peer("first", 0)
+    place.secret()
+    RendezvousEntry(place, first).announce()
+    assert place.holders(first) == ()

@@ -308,7 +308,7 @@ def _search(away: Sequence[Peer] | None) -> str:
     """Return what newcomers of an elastic job wait for, in words."""
     what = "looks for ranks that have the training's state"
     if away is None:
-        return f"{what}: the directory in which ranks meet cannot be read"
+        return f"{what}: the directory in which ranks meet cannot be read, or is new"
     if not away:
         return what
     seats = ", ".join(str(peer.seat) for peer in away[:SHOWN])

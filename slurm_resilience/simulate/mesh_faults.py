@@ -29,7 +29,7 @@ most seeds stay the same as before there were these."""
 SLUGGISH, HELD = "short stops of all that hold state", "a call that holds all for a while"
 CUT_OFF, CUT_OFF_SHARE = "core lost, and newcomers cut off", 0.2
 """And the share of runs with one, where it is followed who holds the state."""
-REMOVED, REMOVED_SHARE = "meeting directory removed", 0.02
+REMOVED, REMOVED_SHARE = "directory of the ranks removed", 0.02
 """And the share of runs with one, in which the directory is a real one, and processes die soon
 after: those that replace them make it anew, with another secret."""
 KEPT_SHARE = 0.5
@@ -151,10 +151,12 @@ class FaultPlan:
         self._apart = Random(seed)
         self._sluggish = Random(f"short stops {seed}")
         self._held = Random(f"one call {seed}")
-        self._cut_off = Random(f"cut off {seed}")
-        self._never_met = Random(f"out of reach {seed}")
-        self._removed = Random(f"directory {seed}")
-        self.removes_directory = self._removed.random() < REMOVED_SHARE
+        self._others = {
+            CUT_OFF: Random(f"cut off {seed}"),
+            NEVER_MET: Random(f"out of reach {seed}"),
+            REMOVED: Random(f"directory {seed}"),
+        }
+        self.removes_directory = self._others[REMOVED].random() < REMOVED_SHARE
         self._empty = Random(f"times of empty seats {seed}")
         random = training.random
         self.until = 1.5 + random.random() * 8.0
@@ -173,7 +175,7 @@ class FaultPlan:
     def begin(self) -> None:
         """Put faults on the schedule."""
         if self.removes_directory:
-            at = self.until * self._removed.random()
+            at = self.until * self._others[REMOVED].random()
             self.until = at + REMOVED_SECONDS
             self._training.schedule.at(at, self._strike, REMOVED)
             return
@@ -186,10 +188,10 @@ class FaultPlan:
                 at = self._sluggish.random() * self.until
                 self._training.schedule.at(at, self._strike, kind)
             return
-        if self._training.keeps_state and self._never_met.random() < NEVER_MET_SHARE:
-            at = self._never_met.random() * self.until
+        if self._training.keeps_state and self._others[NEVER_MET].random() < NEVER_MET_SHARE:
+            at = self._others[NEVER_MET].random() * self.until
             shortest, longest = NEVER_MET_SECONDS
-            apart = shortest * (longest / shortest) ** self._never_met.random()
+            apart = shortest * (longest / shortest) ** self._others[NEVER_MET].random()
             self.until = LAST_SLEEP_SECONDS + apart
             self._training.schedule.at(at, self._strike, NEVER_MET)
             return
@@ -203,8 +205,8 @@ class FaultPlan:
         for kind, share in apart.items():
             if self._apart.random() < share:
                 self._training.schedule.at(self._apart.random() * self.until, self._strike, kind)
-        if self._training.keeps_state and self._cut_off.random() < CUT_OFF_SHARE:
-            at = self._cut_off.random() * self.until
+        if self._training.keeps_state and self._others[CUT_OFF].random() < CUT_OFF_SHARE:
+            at = self._others[CUT_OFF].random() * self.until
             self._training.schedule.at(at, self._strike, CUT_OFF)
 
     def _plan_empty_seats(self) -> None:

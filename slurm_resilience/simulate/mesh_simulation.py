@@ -95,6 +95,8 @@ class Nodes:
     def __init__(self, seed: int, speakers: bool) -> None:
         self.seed = seed
         self.speakers = speakers
+        self.rendezvous: Path | None = None
+        """The directory in which processes meet; None: they know each other without one."""
         self._ranks = Random(f"ranks a node {seed}").choice([1, 2, 2, 3, 4, 8]) if speakers else 0
         self._lost: dict[int, int] = {}
         """By node: machines that lost their power."""
@@ -142,8 +144,6 @@ class MeshRun:
             self.rules = self._loans.rules
         self.processes: dict[str, SimProcess] = {}
         """All that ever took part, by id."""
-        self._left: set[str] = set()
-        """Those that took their entry out of the rendezvous."""
         self.excuses = Excuses(self.schedule)
         self.lineage = Lineage(self._lives)
         self._nodes = Nodes(seed, speakers)
@@ -154,8 +154,6 @@ class MeshRun:
         """Per world and turn: those that have come to the collective."""
         self.end = TrainingEnd(self.random.choice([ENDLESS_STEPS, ENDLESS_STEPS, 20]))
         self._plan = FaultPlan(self, seed, calm=self._loans is not None and self._loans.is_calm)
-        self._place: Path | None = None
-        """The directory in which processes meet; None: they know each other without one."""
         self._full_at = -1.0
         """When a world of all seats last stepped."""
 
@@ -164,19 +162,19 @@ class MeshRun:
         if not self._plan.removes_directory:
             return self._run()
         with TemporaryDirectory(prefix="sres-simulated-") as place:
-            self._place = Path(place) / "mesh"
+            self._nodes.rendezvous = Path(place) / "mesh"
             return self._run()
 
     def directory(self) -> SharedDirectory | None:
         """Return the directory in which processes meet; None: it is always there and known."""
-        if self._place is None:
+        if self._nodes.rendezvous is None:
             return None
-        return SharedDirectory(self._place, clock=SimClock(self.schedule))
+        return SharedDirectory(self._nodes.rendezvous, clock=SimClock(self.schedule))
 
     def remove_directory(self) -> None:
         """Remove the directory in which processes meet."""
-        if self._place is not None:
-            shutil.rmtree(self._place, ignore_errors=True)
+        if self._nodes.rendezvous is not None:
+            shutil.rmtree(self._nodes.rendezvous, ignore_errors=True)
 
     def _run(self) -> SimulatedRun:
         """Let it happen.
@@ -343,10 +341,9 @@ class MeshRun:
         return tuple(
             process.peer
             for process in self.processes.values()
-            if process.program.is_listed
+            if process.own_rendezvous.is_listed
             and process.peer.seat >= self.rules.awaited
             and process.peer != me
-            and process.id not in self._left
         )
 
     def process(self, peer_id: str) -> SimProcess | None:
@@ -363,7 +360,7 @@ class MeshRun:
             return
         if code == 0:
             self.note(process, "ends as done")
-            self._left.add(process.id)
+            process.own_rendezvous.is_listed = False
             process.die()
             self.end.leave(process)
         else:
@@ -373,7 +370,7 @@ class MeshRun:
         """Note that a process has left as it was asked to."""
         if process.alive:
             self.note(process, "has left")
-            self._left.add(process.id)
+            process.own_rendezvous.is_listed = False
             if self._loans is not None and not self.end.begun:
                 self._loans.check.leave(process)
             process.die()

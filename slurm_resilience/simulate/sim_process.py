@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Callable
 from enum import Enum
 from random import Random
 from typing import Any, Protocol
@@ -168,14 +169,32 @@ class Program:
         """Committed."""
         self.position = -1
         """The part of a model replica that it holds; only in elastic trainings."""
-        self.is_listed = False
-        """The rendezvous tells that it has the state."""
         self.signal = ""
         """By which it was asked to leave; empty: it was not."""
         self.last_step = last_step
         self.done = False
         self.leave_seconds = 0.0
         """Leaving its block takes so much longer than usual."""
+
+
+class OwnRendezvous:
+    """The directory in which a process meets others, where there is one, and its secret."""
+
+    def __init__(
+        self,
+        directory: SharedDirectory | None,
+        me: Peer,
+        rules: WorldRules,
+        on_secret: Callable[[bytes], None],
+    ) -> None:
+        self.directory = directory
+        self.secret = b""
+        self.is_listed = False
+        """The rendezvous tells that this process has the state."""
+        self.entry: RendezvousEntry | None = None
+        if directory is not None:
+            is_lent = 0 < rules.core <= me.seat
+            self.entry = RendezvousEntry(directory, me, on_secret, is_lent=is_lent)
 
 
 class SimProcess:
@@ -206,9 +225,7 @@ class SimProcess:
             if speakers
             else None
         )
-        self._directory = around.directory()
-        self._entry = self._make_entry(rules)
-        self._secret = b""
+        self.own_rendezvous = OwnRendezvous(around.directory(), peer, rules, self._take_secret)
         self._names: Counter[str] = Counter()
         self._dials = DialBook()
         self._inbox: list[tuple[Any, ...]] = []
@@ -230,10 +247,10 @@ class SimProcess:
 
     def start(self) -> None:
         """Look for the others."""
-        if self._directory is not None and self._entry is not None:
-            self._secret = self._directory.secret()
-            self._entry.announce()
-            self._around.schedule.after(self._entry.pause, self._keep_entry, True)
+        if self.own_rendezvous.directory is not None and self.own_rendezvous.entry is not None:
+            self.own_rendezvous.secret = self.own_rendezvous.directory.secret()
+            self.own_rendezvous.entry.announce()
+            self._around.schedule.after(self.own_rendezvous.entry.pause, self._keep_entry, True)
         self._carry(DialKnown())
         self._tell(LocalStatus(PeerStatus(step=self.program.step)))
 
@@ -305,11 +322,14 @@ class SimProcess:
             self._around.ended(self, 1)
             return
         if isinstance(item, SimHello):
-            if item.secret != self._secret:
+            if item.secret != self.own_rendezvous.secret:
                 self._around.note(self, f"refuses {item.peer.id}, which has another secret")
                 self._around.network.abort(connection, self)
                 now = self._around.schedule.now
-                if self._entry is not None and self._entry.look_at_refusal(now):
+                if (
+                    self.own_rendezvous.entry is not None
+                    and self.own_rendezvous.entry.look_at_refusal(now)
+                ):
                     self._around.schedule.after(0.0, self._keep_entry)
                 return
             self.connections[connection.number] = connection
@@ -358,40 +378,36 @@ class SimProcess:
         connection = network.connect(self, other)
         self.connections[connection.number] = connection
         self._names[peer.id] += 1
-        hello = SimHello(self.peer, self.membership.side.status, self._secret)
+        hello = SimHello(self.peer, self.membership.side.status, self.own_rendezvous.secret)
         self._send_item(connection, hello)
         self._around.schedule.after(HANDSHAKE_SECONDS, self._too_slow, connection)
 
     # -- the directory in which processes meet ------------------------------------------------
 
-    def _make_entry(self, rules: WorldRules) -> RendezvousEntry | None:
-        if self._directory is None:
-            return None
-        is_lent = 0 < rules.core <= self.peer.seat
-        return RendezvousEntry(self._directory, self.peer, self._take_secret, is_lent=is_lent)
-
     def _keep_entry(self, again: bool = False) -> None:
         """Do what the entry's thread does."""
-        if self._entry is None or not self.alive:
+        if self.own_rendezvous.entry is None or not self.alive:
             return
         if self.state is ProcessState.STOPPED:
             self._inbox.append((self._keep_entry, again))
             return
-        self._entry.write()
+        self.own_rendezvous.entry.write()
         if again:
-            self._around.schedule.after(self._entry.pause, self._keep_entry, True)
+            self._around.schedule.after(self.own_rendezvous.entry.pause, self._keep_entry, True)
 
     def _take_secret(self, secret: bytes) -> None:
         self._around.note(self, "takes the secret of those that train")
-        self._secret = secret
+        self.own_rendezvous.secret = secret
         self._carry(DialKnown())
         self._turn()
 
     def _listed(self) -> tuple[list[Peer], tuple[Peer, ...] | None]:
         """Return all that the rendezvous lists, and those of them that have the state."""
-        if self._directory is None:
+        if self.own_rendezvous.directory is None:
             return self._around.known_peers(), self._around.holders(self.peer)
-        return self._directory.peers(), self._directory.holders(self.peer)
+        return self.own_rendezvous.directory.peers(), self.own_rendezvous.directory.holders(
+            self.peer
+        )
 
     # -- more of connections ------------------------------------------------------------------
 
@@ -556,8 +572,8 @@ class SimProcess:
         return self._around.schedule.now - outside_since >= OUTCOME_SECONDS
 
     def _say_farewell(self) -> None:
-        if self._directory is not None:
-            self._directory.leave(self.peer)
+        if self.own_rendezvous.directory is not None:
+            self.own_rendezvous.directory.leave(self.peer)
         if self.relay is not None:
             self._carry(Send(self.membership.side.contacts.connections(), Leaving()))
             self._flush()
@@ -609,8 +625,8 @@ class SimProcess:
         program.turn += 1
         program.step = step
         if program.turn == 1:
-            if self._entry is not None:
-                self._entry.entered()
+            if self.own_rendezvous.entry is not None:
+                self.own_rendezvous.entry.entered()
                 self._keep_entry()
             self._tell(WorldWorked(view))
         if self._departs(view) or self._joins(view):
@@ -641,7 +657,7 @@ class SimProcess:
     def hold(self, view: View) -> None:
         """Hold the part of the model that is this process's in a world, and say so. That its world
         worked, it has told before."""
-        self.program.is_listed = True
+        self.own_rendezvous.is_listed = True
         self.program.position = view.position(view.rank_of(self.id))
         self._say("running", view)
 

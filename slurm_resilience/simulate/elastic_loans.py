@@ -81,7 +81,7 @@ class Loans:
         self._training = training
         self._random = random = Random(f"loans {seed}")
         self.is_calm = random.random() < CALM_SHARE
-        self._changes = Random(f"changes of size {seed}")
+        self._changes = Random(f"changes of size, 12 {seed}")
         self._hits_changes = self._changes.random() < CHANGE_SHARE
         self._size = 0
         """Ranks of the newest world."""

@@ -154,7 +154,7 @@ class FaultPlan:
         self._others = {
             CUT_OFF: Random(f"cut off {seed}"),
             NEVER_MET: Random(f"out of reach {seed}"),
-            REMOVED: Random(f"directory {seed}"),
+            REMOVED: Random(f"removed directory {seed}"),
         }
         self.removes_directory = self._others[REMOVED].random() < REMOVED_SHARE
         self._empty = Random(f"times of empty seats {seed}")

@@ -79,7 +79,7 @@ def however_few(
 
 MUTATIONS: dict[str, tuple[str, Any, range, str]] = {
     "two may count on each other": ("may_leave", each_for_the_other, range(904, 905), "its own"),
-    "any rank may leave": ("may_leave", lambda *_: True, range(180, 181), "no whole state"),
+    "any rank may leave": ("may_leave", lambda *_: True, range(106, 107), "no whole state"),
     "the last copies are not waited for": (
         "last_holders",
         lambda *_: frozenset[str](),

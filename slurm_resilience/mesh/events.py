@@ -93,6 +93,13 @@ class WorldWorked(msgspec.Struct, frozen=True, tag=True):
     view: View
 
 
+class HoldersListed(msgspec.Struct, frozen=True, tag=True):
+    """The rendezvous names peers on lent nodes that had the training's state a moment ago."""
+
+    peers: tuple[Peer, ...] | None
+    """None: it cannot be read, or is new."""
+
+
 class OutcomeFound(msgspec.Struct, frozen=True, tag=True):
     """The rendezvous says how the training ended."""
 
@@ -110,6 +117,7 @@ Event = (
     | LocalStop
     | LocalBeat
     | WorldWorked
+    | HoldersListed
     | OutcomeFound
 )
 

@@ -37,6 +37,7 @@ from slurm_resilience.mesh.events import (
     Finish,
     GaveUp,
     HeldUp,
+    HoldersListed,
     LocalBeat,
     LocalEnd,
     LocalStatus,
@@ -154,7 +155,8 @@ class Mesh:
             handshake_seconds=handshake_seconds,
         )
         self.me = self._transport.me
-        self._entry = RendezvousEntry(rendezvous, self.me, self._take_secret)
+        is_lent = 0 < rules.core <= me.seat
+        self._entry = RendezvousEntry(rendezvous, self.me, self._take_secret, is_lent=is_lent)
         self._membership = Membership(self.me, rules, chosen, SYSTEM_CLOCK.monotonic())
         self._lock = self._transport.lock
         self._changed = threading.Condition(self._lock)
@@ -455,6 +457,10 @@ class Mesh:
         """Note a death."""
         self._take_from_link(PeerAbsent(peer_id))
 
+    def on_refused(self, now: float) -> None:
+        """Look whether it has the right secret, or this process."""
+        self._entry.look_at_refusal(now)
+
     def on_turn(self, now: float) -> float:
         """Let the membership do what is due."""
         with self._lock:
@@ -598,6 +604,9 @@ class Mesh:
         self._transport.ring()
 
     def _dial_known(self) -> None:
+        side = self._membership.side
+        if side.rules.core and side.generation.worked is None:
+            self._take(HoldersListed(self._rendezvous.holders(self.me)))
         if self._relay is not None and isinstance(self._rendezvous, SharedDirectory):
             for peer in self._rendezvous.peers():
                 if peer.id != self.me.id:

@@ -222,6 +222,9 @@ class Observer:
             del self._contacts[connection.name]
             self.news.set()
 
+    def on_refused(self, now: float) -> None:
+        """Nothing is to be done: an observer is not dialed."""
+
     def on_turn(self, now: float) -> float:
         """Look for peers that are not connected yet, and for the training's end."""
         if now < self._next_look:

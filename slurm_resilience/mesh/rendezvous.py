@@ -10,6 +10,7 @@ from typing import Protocol
 
 import msgspec
 
+from slurm_resilience.clock import SYSTEM_CLOCK, Clock
 from slurm_resilience.errors import UsageError
 from slurm_resilience.mesh.model import Peer
 from slurm_resilience.wire.frames import UNREADABLE
@@ -48,6 +49,11 @@ class Rendezvous(Protocol):
         """Return all that may be there: (id or empty, host, port)."""
         ...
 
+    def holders(self, me: Peer) -> tuple[Peer, ...] | None:
+        """Return the peers on lent nodes that had the training's state shortly before this process
+        came, and have not left; None: it is not known if there are any."""
+        ...
+
     def leave(self, peer: Peer) -> None:
         """Forget a peer that has ended."""
         ...
@@ -63,6 +69,14 @@ class Rendezvous(Protocol):
 
 LAUNCHERS = "launchers"
 """The directory, beside that of the ranks, in which the launchers of a plain program meet."""
+STATE = ".state"
+"""Ends the name of a file beside an entry: its process, on a lent node, has the model's state."""
+RECENT_SECONDS = 180.0
+"""Such a process counts that wrote this file so long before a newcomer came, or later. It writes
+it every minute."""
+REMOVED, NEW_SECONDS = "removed", 75.0
+"""The file by which a process tells that it had to make the directory anew; and the time until all
+that live have written theirs, which they look at every minute."""
 HOLD = "SRES_HOLD"
 """Names the file that a launcher waits for before it meets the others."""
 HOLD_SECONDS = 60.0
@@ -70,18 +84,23 @@ HOLD_SECONDS = 60.0
 
 
 class SharedDirectory:
-    """A shared directory: ``peers/ID.json`` a peer, ``secret`` (mode 0600), ``outcome``."""
+    """A shared directory: ``peers/ID.json`` a peer, ``peers/ID.state`` the sign of life of one on a
+    lent node that has the training's state, ``secret`` (mode 0600), ``outcome``."""
 
-    def __init__(self, path: Path, secret: str = "") -> None:
+    def __init__(self, path: Path, secret: str = "", clock: Clock = SYSTEM_CLOCK) -> None:
         """
         Args:
             path: made when it is missing (mode 0700).
             secret: hex; empty: the one in the directory, made by the first process.
+            clock: tells how long this process has waited.
 
         Raises:
             UsageError: the directory cannot be used.
         """
         self.path = path
+        self._clock = clock
+        self._began_at = clock.monotonic()
+        self._has_made_secret = False
         self._given = secret
         self._shared = ""
         """The secret in the directory, once it was read."""
@@ -122,6 +141,7 @@ class SharedDirectory:
             _write_private(own, text)
             with contextlib.suppress(FileExistsError):
                 os.link(own, target)
+                self._has_made_secret = True
 
     def _read_secret(self) -> str:
         target = self.path / "secret"
@@ -182,9 +202,43 @@ class SharedDirectory:
     def others(self) -> list[tuple[str, str, int]]:
         return [(peer.id, peer.host, peer.port) for peer in self.peers()]
 
+    def note_removal(self) -> None:
+        """Note that the directory was removed before this process came, if it was: one that is
+        not among the first finds a secret there else."""
+        if self._has_made_secret:
+            (self.path / REMOVED).touch(mode=0o600)
+
+    def note_state(self, peer: Peer) -> None:
+        """Note that a peer has the training's state, and lives now."""
+        (self.path / "peers" / f"{peer.id}{STATE}").touch(mode=0o600)
+
+    def holders(self, me: Peer) -> tuple[Peer, ...] | None:
+        place = self.path / "peers"
+        try:
+            # By the file system's clock alone. Where there is no room for the own entry, all count.
+            since = _changed_at(place / f"{me.id}.json") - RECENT_SECONDS
+            files = [path for path in place.iterdir() if path.suffix == STATE]
+            recent = {path.stem for path in files if _changed_at(path) >= since} - {me.id}
+            if not recent and self._is_new(since + RECENT_SECONDS):
+                return None
+        except OSError:
+            return None
+        return tuple(peer for peer in self.peers() if peer.id in recent) if recent else ()
+
+    def _is_new(self, entered_at: float) -> bool:
+        """Tell whether the directory was removed so lately that those which live may not have
+        written their files anew.
+
+        Args:
+            entered_at: when this process wrote its entry, by the file system's clock.
+        """
+        before = entered_at - _changed_at(self.path / REMOVED)
+        return before + self._clock.monotonic() - self._began_at < NEW_SECONDS
+
     def leave(self, peer: Peer) -> None:
-        with contextlib.suppress(OSError):
-            (self.path / "peers" / f"{peer.id}.json").unlink()
+        for kind in (STATE, ".json"):
+            with contextlib.suppress(OSError):
+                (self.path / "peers" / f"{peer.id}{kind}").unlink()
 
     def outcome(self, code: int, step: int, reason: str, seats: Sequence[int] = ()) -> None:
         target = self.path / "outcome"
@@ -204,6 +258,9 @@ class SharedDirectory:
 
 class _NothingWritten:
     """A place at which nothing is left for late processes and observers."""
+
+    def holders(self, me: Peer) -> tuple[Peer, ...] | None:
+        return ()
 
     def enter(self, peer: Peer) -> None:
         return
@@ -311,6 +368,14 @@ def _draft(path: Path) -> Iterator[Path]:
     finally:
         with contextlib.suppress(OSError):
             path.unlink()
+
+
+def _changed_at(path: Path) -> float:
+    """Return when a file was written last; long ago: it was removed meanwhile."""
+    try:
+        return path.stat().st_mtime
+    except FileNotFoundError:
+        return float("-inf")
 
 
 def _write_private(path: Path, text: str) -> None:

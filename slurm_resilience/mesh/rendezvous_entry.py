@@ -7,6 +7,7 @@ later needs the address of one of them, and the secret.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import threading
 from collections.abc import Callable
@@ -22,6 +23,8 @@ LOOK_SECONDS = 60.0
 """Between two looks whether the entry is still there."""
 RETRY_SECONDS = 1.0
 """The same while it cannot be written."""
+REFUSED_LOOK_SECONDS = 1.0
+"""The same, at least, where others are refused."""
 NEW_SECONDS, NEW_SECONDS_A_SEAT = 5.0, 0.01
 """The same before this process was in a world: those that train may have another secret. Rarer
 where many may look."""
@@ -35,6 +38,8 @@ class RendezvousEntry:
         rendezvous: Rendezvous,
         me: Peer,
         on_secret: Callable[[bytes], None] = lambda _: None,
+        *,
+        is_lent: bool = False,
     ) -> None:
         """
         Args:
@@ -42,7 +47,10 @@ class RendezvousEntry:
             me: this process, with its port.
             on_secret: called, in a thread, with the secret of those that train, where this process
                 had another one.
+            is_lent: this process is on a lent node: those that replace the job's own ranks must
+                know that it lives.
         """
+        self._is_lent = is_lent
         self._on_secret = on_secret
         self._in_world = threading.Event()
         self._rendezvous = rendezvous
@@ -51,6 +59,7 @@ class RendezvousEntry:
         self._problem = ""
         """As it was told last."""
         self._due = threading.Event()
+        self._refused_at = float("-inf")
         self._closing = False
 
     def begin(self) -> None:
@@ -60,20 +69,52 @@ class RendezvousEntry:
             OSError, UsageError: it cannot be written down, and is the first one of its seat. At a
                 start, processes that do not find each other would train apart.
         """
-        if self._me.incarnation == 0:
-            self._rendezvous.enter(self._me)
-        self._write()
+        self.announce()
         if isinstance(self._rendezvous, SharedDirectory):
             # A thread of its own: a shared file system may hang.
             threading.Thread(target=self._keep, name="sres-entry", daemon=True).start()
 
+    def announce(self) -> None:
+        """Make this process known. Raises what `begin` does."""
+        if self._me.incarnation == 0:
+            self._rendezvous.enter(self._me)
+        # Not the first of the training: those on lent nodes come later.
+        is_late = self._me.incarnation > 0 or self._is_lent
+        if is_late and isinstance(self._rendezvous, SharedDirectory):
+            with contextlib.suppress(OSError):
+                self._rendezvous.note_removal()
+        self.write()
+
+    @property
+    def pause(self) -> float:
+        """Return the seconds until the next look whether the entry is still there."""
+        if not self._is_written:
+            return RETRY_SECONDS
+        new = max(NEW_SECONDS, NEW_SECONDS_A_SEAT * self._me.seats)
+        return LOOK_SECONDS if self._in_world.is_set() else new
+
     def entered(self) -> None:
         """Note that this process trains with others: their secret is the right one."""
+        if self._is_lent and not self._in_world.is_set():
+            self._due.set()
         self._in_world.set()
 
     def look(self) -> None:
         """Look soon whether the entry is still there: others may come."""
         self._due.set()
+
+    def look_at_refusal(self, now: float) -> bool:
+        """Look soon, since another process had another secret: the one in the directory may be
+        new. Strangers may be refused as well, so that it is looked at rarely.
+
+        Returns:
+            Will it be?
+        """
+        if now - self._refused_at < REFUSED_LOOK_SECONDS:
+            return False
+        self._refused_at = now
+        self._due.set()
+        return True
 
     def end(self) -> None:
         """Take the entry back."""
@@ -83,20 +124,19 @@ class RendezvousEntry:
 
     def _keep(self) -> None:
         while not self._closing:
-            new = max(NEW_SECONDS, NEW_SECONDS_A_SEAT * self._me.seats)
-            seconds = LOOK_SECONDS if self._in_world.is_set() else new
-            SYSTEM_CLOCK.wait(self._due, seconds if self._is_written else RETRY_SECONDS)
+            SYSTEM_CLOCK.wait(self._due, self.pause)
             self._due.clear()
             if not self._closing:
-                self._write()
+                self.write()
         self._rendezvous.leave(self._me)
 
-    def _write(self) -> None:
+    def write(self) -> None:
         """Write the entry, if it is not there. A failure ends no process: it dials all that are
         there, and those tell the others."""
         try:
             self._rendezvous.enter(self._me)
             self._look_at_secret()
+            self._note_state()
         except (OSError, SresError) as error:
             self._is_written = False
             problem = error.strerror if isinstance(error, OSError) else str(error)
@@ -106,6 +146,12 @@ class RendezvousEntry:
             self._problem = problem or ""
         else:
             self._is_written, self._problem = True, ""
+
+    def _note_state(self) -> None:
+        """Tell that this process has the state, where those that come may need to know."""
+        is_due = self._is_lent and self._in_world.is_set() and not self._closing
+        if is_due and isinstance(self._rendezvous, SharedDirectory):
+            self._rendezvous.note_state(self._me)
 
     def _look_at_secret(self) -> None:
         """Have one secret with the others. One that came while the directory was gone made another,

@@ -70,6 +70,10 @@ class TransportOwner(Protocol):
         """No process listens where a peer did."""
         ...
 
+    def on_refused(self, now: float) -> None:
+        """Take note of a dialer that does not know the secret."""
+        ...
+
     def on_turn(self, now: float) -> float:
         """Do what is due; the time of the next call, if nothing happens before."""
         ...
@@ -414,6 +418,8 @@ class Transport:
             self._refusals.add(address, str(error), now)
             if address is not None:
                 self._dials.refused(address.host, address.port, now)
+            else:
+                self._owner.on_refused(now)
         except WireError as error:
             self._end(connection, error)
 

@@ -30,6 +30,12 @@ ALL_AT_ONCE_SHARE = 0.3
 NAMED_SHARE = 0.3
 """Runs in which only some sizes are allowed. Drawn apart from all else, so that the other runs stay
 the same as before."""
+CHANGE_SHARE, CHANGE_SECONDS = 0.3, 0.5
+"""Runs in which lent nodes are also taken back in the middle of a change of size, most of them with
+sizes that are allowed; and how soon after the change has begun. Drawn apart, too."""
+CHANGE_NAMED_SHARE = 0.7
+CHANGE_GRACE_SECONDS = (0.2, *GRACE_SECONDS)
+"""The first one is shorter than a change takes."""
 HARD_TIMES_SHARE, HARD_TIMES_SECONDS = 0.5, 1.0
 """Losses of the job's own ranks that such a preemption follows, and how soon."""
 
@@ -53,6 +59,10 @@ class ElasticTraining(Protocol):
         """Tell whether nothing was wrong with a process but that it stood still for a moment."""
         ...
 
+    def may_go_on(self, process: SimProcess) -> bool:
+        """Tell whether a process may step again."""
+        ...
+
     def kill(self, process: SimProcess, power: bool = False, replace: bool = True) -> None:
         """End a process."""
         ...
@@ -71,6 +81,10 @@ class Loans:
         self._training = training
         self._random = random = Random(f"loans {seed}")
         self.is_calm = random.random() < CALM_SHARE
+        self._changes = Random(f"changes of size, 12 {seed}")
+        self._hits_changes = self._changes.random() < CHANGE_SHARE
+        self._size = 0
+        """Ranks of the newest world."""
         fits = [size for size in (1, 2, 4) if not rules.seats % size and rules.seats > size]
         size = random.choice(fits)
         core = size * random.choice((1, random.randint(1, rules.seats // size - 1)))
@@ -81,7 +95,11 @@ class Loans:
             core=core,
             min_world=least,
             patience=0.0,
-            sizes=_named_sizes(seed, range(core, rules.seats + 1, size)),
+            sizes=_named_sizes(
+                seed,
+                range(core, rules.seats + 1, size),
+                CHANGE_NAMED_SHARE if self._hits_changes else NAMED_SHARE,
+            ),
         )
         step = size * random.choice((1, 1, 2))
         self.check = ElasticRules(
@@ -89,12 +107,15 @@ class Loans:
             lambda: training.schedule.now,
             training.living,
             training.slept,
+            training.may_go_on,
             calm=self.is_calm,
         )
         first = range(core, rules.seats, step)
         self._groups = [range(seat, min(seat + step, rules.seats)) for seat in first]
         self._here: set[int] = set()
         """Numbers of the groups that are lent."""
+        self._kept_until = 0.0
+        """Until then Slurm takes none back."""
         self._is_over = False
 
     def begin(self) -> None:
@@ -110,6 +131,10 @@ class Loans:
             for seat in self._groups[number]:
                 if self._newest(seat) is None:  # it is importing still
                     self._training.spawn(seat, 0)
+
+    def keep(self, seconds: float) -> None:
+        """Have Slurm take no lent node back for so long, nor end what it has asked to leave."""
+        self._kept_until = self._training.schedule.now + seconds
 
     def lose(self, process: SimProcess, *, is_seen: bool) -> None:
         """Note the loss of a process that did not leave by itself.
@@ -141,6 +166,9 @@ class Loans:
             return max(process.program.step for process in members) + (turn > 0)
         if turn == 0:
             step = self.check.heal(members)
+            if view.size != self._size:
+                self._hit_change()
+            self._size = view.size
         else:
             step = members[0].program.step + 1
             self.check.step(view, step)
@@ -176,14 +204,33 @@ class Loans:
             self._training.schedule.after(late, self._training.spawn, seat, incarnation, node)
         if not self._is_over:
             self._later(self._preempt, number)
+            self._hit_change()
+
+    def _hit_change(self) -> None:
+        """Have nodes taken back while the world changes its size, now and then."""
+        if self._hits_changes and self._changes.random() < 0.5:
+            soon = self._changes.random() * CHANGE_SECONDS
+            self._training.schedule.after(soon, self._preempt_some)
+
+    def _preempt_some(self) -> None:
+        if self._is_over or self._training.schedule.now < self._kept_until:
+            return
+        grace = self._changes.choice(CHANGE_GRACE_SECONDS)
+        for number in sorted(self._here):
+            if self._changes.random() < 0.5:
+                self._take_back(number, grace)
 
     def _preempt(self, number: int) -> None:
-        if self._random.random() < ALL_AT_ONCE_SHARE:
+        if self._training.schedule.now < self._kept_until:
+            self._training.schedule.at(self._kept_until, self._later, self._preempt, number)
+        elif self._random.random() < ALL_AT_ONCE_SHARE:
             self._preempt_all()
         elif number in self._here and not self._is_over:
             self._take_back(number, self._random.choice(GRACE_SECONDS))
 
     def _preempt_all(self) -> None:
+        if self._training.schedule.now < self._kept_until:
+            return
         grace = self._random.choice(GRACE_SECONDS)
         for number in sorted(self._here) if not self._is_over else ():
             self._take_back(number, grace)
@@ -199,7 +246,9 @@ class Loans:
         self._training.schedule.after(grace + self._random.random(), self._free, number)
 
     def _kill(self, process: SimProcess) -> None:
-        if process.alive:
+        if self._training.schedule.now < self._kept_until:
+            self._training.schedule.at(self._kept_until, self._kill, process)
+        elif process.alive:
             self._training.kill(process, replace=False)
 
     def _free(self, number: int) -> None:
@@ -207,11 +256,11 @@ class Loans:
             self._later(self._come, number)
 
 
-def _named_sizes(seed: int, possible: range) -> tuple[int, ...]:
+def _named_sizes(seed: int, possible: range, share: float) -> tuple[int, ...]:
     """Return the sizes that a world may have, those of the core and of the whole among them; empty:
     any."""
     random = Random(f"allowed sizes {seed}")
-    if random.random() >= NAMED_SHARE:
+    if random.random() >= share:
         return ()
     between = [size for size in possible[1:-1] if random.random() < 0.5]
     return possible[0], *between, possible[-1]

@@ -6,7 +6,8 @@
    Nor does it go with those that stood still for a moment, be they all that hold it.
 4. A world has one of the sizes that are allowed, or is smaller than the smallest of them: then the
    job's own ranks were lost.
-5. Where nothing but the size changes, no step takes longer than a bound for each new world.
+5. No training begins anew while a rank that has the state of the present one lives.
+6. Where nothing but the size changes, no step takes longer than a bound for each new world.
 """
 
 from __future__ import annotations
@@ -34,6 +35,7 @@ class ElasticRules:
         now: tells the simulated time.
         living: returns all processes that run or are stopped.
         slept: tells whether a process only stood still for a moment.
+        may_go_on: tells whether a process may step again.
         calm: nothing but the size changes.
     """
 
@@ -43,6 +45,7 @@ class ElasticRules:
         now: Callable[[], float],
         living: Callable[[], list[SimProcess]],
         slept: Callable[[SimProcess], bool],
+        may_go_on: Callable[[SimProcess], bool],
         *,
         calm: bool,
     ) -> None:
@@ -50,6 +53,7 @@ class ElasticRules:
         self._now = now
         self._living = living
         self._slept = slept
+        self._may_go_on = may_go_on
         self._done: list[int] = []
         """The generation that has done each step."""
         self._last: tuple[View, float] | None = None
@@ -78,6 +82,11 @@ class ElasticRules:
         Raises:
             InvariantBroken: it is older than one that was done, and no fault explains that.
         """
+        if all(process.program.step < 0 for process in members):
+            holders = [one for one in self._living() if one.program.step > 0]
+            beside = [one.id for one in holders if self._may_go_on(one)]
+            if beside:
+                raise InvariantBroken(f"a world begins anew, and {beside[0]} lives with the state")
         steps = sorted({process.program.step for process in members}, reverse=True)
         step = max(0, next((step for step in steps if self._is_whole(members, step)), 0))
         newest = len(self._done)

@@ -29,6 +29,19 @@ most seeds stay the same as before there were these."""
 SLUGGISH, HELD = "short stops of all that hold state", "a call that holds all for a while"
 CUT_OFF, CUT_OFF_SHARE = "core lost, and newcomers cut off", 0.2
 """And the share of runs with one, where it is followed who holds the state."""
+REMOVED, REMOVED_SHARE = "directory of the ranks removed", 0.02
+"""And the share of runs with one, in which the directory is a real one, and processes die soon
+after: those that replace them make it anew, with another secret."""
+KEPT_SHARE = 0.5
+"""Elastic ones of these in which Slurm takes no lent node back meanwhile."""
+REMOVED_SECONDS, SOON_SECONDS = 75.0, 20.0
+"""The time after it in which all must have one secret again; and in which processes die."""
+NEVER_MET, NEVER_MET_SHARE = "core lost, and lent ranks out of reach", 0.15
+"""The same; such a run has no other fault."""
+NEVER_MET_SECONDS = (3.0, 55.0)
+"""For so long at least; the shorter the more often."""
+STANDSTILL_SHARE = 0.3
+"""Lent ranks that stand still for that time; a cut keeps the others away."""
 LAST_SLEEP_SECONDS = 9.0
 SLEEPS = 3
 SLUGGISH_SHARE = 0.2
@@ -77,6 +90,14 @@ class Training(Protocol):
 
     def kill(self, process: SimProcess, power: bool = False, replace: bool = True) -> None:
         """End a process."""
+        ...
+
+    def remove_directory(self) -> None:
+        """Remove the directory in which processes meet."""
+        ...
+
+    def keep_loans(self, seconds: float) -> None:
+        """Have Slurm take no lent node back for so long."""
         ...
 
     def find(self, node: str, dead: bool) -> None:
@@ -130,7 +151,12 @@ class FaultPlan:
         self._apart = Random(seed)
         self._sluggish = Random(f"short stops {seed}")
         self._held = Random(f"one call {seed}")
-        self._cut_off = Random(f"cut off {seed}")
+        self._others = {
+            CUT_OFF: Random(f"cut off {seed}"),
+            NEVER_MET: Random(f"out of reach {seed}"),
+            REMOVED: Random(f"removed directory {seed}"),
+        }
+        self.removes_directory = self._others[REMOVED].random() < REMOVED_SHARE
         self._empty = Random(f"times of empty seats {seed}")
         random = training.random
         self.until = 1.5 + random.random() * 8.0
@@ -148,6 +174,11 @@ class FaultPlan:
 
     def begin(self) -> None:
         """Put faults on the schedule."""
+        if self.removes_directory:
+            at = self.until * self._others[REMOVED].random()
+            self.until = at + REMOVED_SECONDS
+            self._training.schedule.at(at, self._strike, REMOVED)
+            return
         if self._is_calm:
             return
         if self._training.keeps_state and self._sluggish.random() < SLUGGISH_SHARE:
@@ -156,6 +187,13 @@ class FaultPlan:
             for _ in range(SLEEPS):
                 at = self._sluggish.random() * self.until
                 self._training.schedule.at(at, self._strike, kind)
+            return
+        if self._training.keeps_state and self._others[NEVER_MET].random() < NEVER_MET_SHARE:
+            at = self._others[NEVER_MET].random() * self.until
+            shortest, longest = NEVER_MET_SECONDS
+            apart = shortest * (longest / shortest) ** self._others[NEVER_MET].random()
+            self.until = LAST_SLEEP_SECONDS + apart
+            self._training.schedule.at(at, self._strike, NEVER_MET)
             return
         if self.leaves_empty:
             self._plan_empty_seats()
@@ -167,8 +205,8 @@ class FaultPlan:
         for kind, share in apart.items():
             if self._apart.random() < share:
                 self._training.schedule.at(self._apart.random() * self.until, self._strike, kind)
-        if self._training.keeps_state and self._cut_off.random() < CUT_OFF_SHARE:
-            at = self._cut_off.random() * self.until
+        if self._training.keeps_state and self._others[CUT_OFF].random() < CUT_OFF_SHARE:
+            at = self._others[CUT_OFF].random() * self.until
             self._training.schedule.at(at, self._strike, CUT_OFF)
 
     def _plan_empty_seats(self) -> None:
@@ -386,6 +424,42 @@ def _core_lost(training: Training, process: SimProcess) -> None:
         training.schedule.after(0.01, _core_lost, training, process)
 
 
+def _remove_directory(training: Training, process: SimProcess) -> None:
+    """Remove the directory in which processes meet, and let one or all of the job's own die soon
+    after that, or before, so that those that replace them come when it is gone."""
+    random = training.random
+    wait = random.choice((0.0, random.random() * SOON_SECONDS))
+    if training.keeps_state and random.random() < KEPT_SHARE:
+        training.keep_loans(FOREVER_SECONDS)
+    training.schedule.after(wait, training.remove_directory)
+    core = [one for one in training.living() if one.peer.seat < training.rules.awaited]
+    victims = core if random.random() < 0.5 else [process]
+    soon = max(0.0, wait + random.choice((-0.5, -0.1, 0.0, random.random() * SOON_SECONDS)))
+    for one in victims:
+        training.schedule.after(soon, training.kill, one)
+
+
+def _never_met(training: Training, process: SimProcess) -> None:
+    """Lose all of the job's own ranks, while those that replace them cannot reach the lent ones:
+    these are behind a cut, or stand still, until the faults are over."""
+    random, living, core = training.random, training.living(), training.rules.awaited
+    lent = [one for one in living if one.peer.seat >= core]
+    if any(one.program.step > 0 for one in lent):
+        training.keep_loans(FOREVER_SECONDS)
+        for one in living:
+            training.excuses.add(one.id, FOREVER_SECONDS)
+        for one in living:
+            if one.peer.seat < core:
+                training.kill(one)
+        if random.random() < STANDSTILL_SHARE:
+            for one in lent:
+                one.stop()
+        else:
+            training.network.cut(dict.fromkeys((one.id for one in lent), 1))
+    elif training.schedule.now < LAST_SLEEP_SECONDS:
+        training.schedule.after(0.01, _never_met, training, process)
+
+
 def _cut_newcomers_off(training: Training, process: SimProcess) -> None:
     random, living = training.random, training.living()
     inside = [one for one in living if one.program.inside is not None]
@@ -508,6 +582,8 @@ FAULTS: dict[str, Callable[[Training, SimProcess], None]] = {
     SLUGGISH: _holders_sleep,
     HELD: _all_held,
     CUT_OFF: _core_lost,
+    NEVER_MET: _never_met,
+    REMOVED: _remove_directory,
     SPEAKER_DIES: _speaker_dies,
     SPEAKER_STOPS: _speaker_stops,
     "node found dead": _find_dead,
@@ -515,8 +591,8 @@ FAULTS: dict[str, Callable[[Training, SimProcess], None]] = {
     "newer process": _replace,
 }
 """Every kind of fault, by its name in reports."""
-RARE = APART.keys() | SPEAKER_FAULTS.keys() | {SLUGGISH, HELD, CUT_OFF}
-CUTS = frozenset({"partition", "pair cut off", "reset", CUT_OFF})
+RARE = APART.keys() | SPEAKER_FAULTS.keys() | {SLUGGISH, HELD, CUT_OFF, NEVER_MET, REMOVED}
+CUTS = frozenset({"partition", "pair cut off", "reset", CUT_OFF, NEVER_MET})
 """Kinds after which one that lives may be lost to the others."""
 OFTEN = ("partition", "partition")
 """Kinds that happen more often: the worst that a protocol can do needs a cut."""

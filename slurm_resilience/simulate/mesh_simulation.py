@@ -5,8 +5,11 @@
 
 from __future__ import annotations
 
+import shutil
 import zlib
+from pathlib import Path
 from random import Random
+from tempfile import TemporaryDirectory
 
 import msgspec
 
@@ -14,6 +17,8 @@ from slurm_resilience.mesh.events import MessageReceived
 from slurm_resilience.mesh.messages import NodeLost, NodeSuspected
 from slurm_resilience.mesh.model import Peer, Timing, View
 from slurm_resilience.mesh.protocol.world_plan import WorldRules
+from slurm_resilience.mesh.rendezvous import SharedDirectory
+from slurm_resilience.simulate.cluster.sim_clock import SimClock
 from slurm_resilience.simulate.elastic_loans import Loans
 from slurm_resilience.simulate.invariants import InvariantBroken, Lineage, TrainingEnd
 from slurm_resilience.simulate.mesh_faults import CUTS, Excuses, FaultPlan
@@ -90,6 +95,8 @@ class Nodes:
     def __init__(self, seed: int, speakers: bool) -> None:
         self.seed = seed
         self.speakers = speakers
+        self.rendezvous: Path | None = None
+        """The directory in which processes meet; None: they know each other without one."""
         self._ranks = Random(f"ranks a node {seed}").choice([1, 2, 2, 3, 4, 8]) if speakers else 0
         self._lost: dict[int, int] = {}
         """By node: machines that lost their power."""
@@ -151,6 +158,25 @@ class MeshRun:
         """When a world of all seats last stepped."""
 
     def run(self) -> SimulatedRun:
+        """Let it happen; see `_run`."""
+        if not self._plan.removes_directory:
+            return self._run()
+        with TemporaryDirectory(prefix="sres-simulated-") as place:
+            self._nodes.rendezvous = Path(place) / "mesh"
+            return self._run()
+
+    def directory(self) -> SharedDirectory | None:
+        """Return the directory in which processes meet; None: it is always there and known."""
+        if self._nodes.rendezvous is None:
+            return None
+        return SharedDirectory(self._nodes.rendezvous, clock=SimClock(self.schedule))
+
+    def remove_directory(self) -> None:
+        """Remove the directory in which processes meet."""
+        if self._nodes.rendezvous is not None:
+            shutil.rmtree(self._nodes.rendezvous, ignore_errors=True)
+
+    def _run(self) -> SimulatedRun:
         """Let it happen.
 
         Raises:
@@ -192,6 +218,13 @@ class MeshRun:
     def slept(self, process: SimProcess) -> bool:
         """Tell whether nothing was wrong with a process but that it stood still for a moment."""
         return process.id in self.excuses.slept and not CUTS & set(self._plan.done)
+
+    def may_go_on(self, process: SimProcess) -> bool:
+        """Tell whether a process may step again: neither was it told to leave, nor does it stand
+        still for good, nor has another one its seat."""
+        stays = not process.membership.side.standing.evicted
+        is_frozen = process.id in self.excuses.frozen
+        return stays and not is_frozen and self.newest(process.peer.seat) is process
 
     def _is_in_vain(self, reason: str, process: SimProcess) -> bool:
         """Tell whether a process is given up for what would have passed by itself: the others have
@@ -275,6 +308,11 @@ class MeshRun:
         if replace:
             self._plan.died(process, power)
 
+    def keep_loans(self, seconds: float) -> None:
+        """Have Slurm take no lent node back for so long."""
+        if self._loans is not None:
+            self._loans.keep(seconds)
+
     def find(self, node: str, dead: bool) -> None:
         """Tell all processes, as an observer does, that a node is lost."""
         finding = NodeLost(node, "it is broken", dead)
@@ -297,6 +335,17 @@ class MeshRun:
         """All that are in the rendezvous; some may be dead."""
         return [process.peer for process in self.processes.values()]
 
+    def holders(self, me: Peer) -> tuple[Peer, ...] | None:
+        """Others on lent nodes that had the state and have not left, as the rendezvous tells: those
+        that were killed are among them."""
+        return tuple(
+            process.peer
+            for process in self.processes.values()
+            if process.own_rendezvous.is_listed
+            and process.peer.seat >= self.rules.awaited
+            and process.peer != me
+        )
+
     def process(self, peer_id: str) -> SimProcess | None:
         """Return a process by its id."""
         return self.processes.get(peer_id)
@@ -311,6 +360,7 @@ class MeshRun:
             return
         if code == 0:
             self.note(process, "ends as done")
+            process.own_rendezvous.is_listed = False
             process.die()
             self.end.leave(process)
         else:
@@ -320,6 +370,7 @@ class MeshRun:
         """Note that a process has left as it was asked to."""
         if process.alive:
             self.note(process, "has left")
+            process.own_rendezvous.is_listed = False
             if self._loans is not None and not self.end.begun:
                 self._loans.check.leave(process)
             process.die()

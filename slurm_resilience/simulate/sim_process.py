@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Callable
 from enum import Enum
 from random import Random
 from typing import Any, Protocol
@@ -25,6 +26,7 @@ from slurm_resilience.mesh.events import (
     Evicted,
     Finish,
     GaveUp,
+    HoldersListed,
     LocalBeat,
     LocalEnd,
     LocalStatus,
@@ -40,6 +42,8 @@ from slurm_resilience.mesh.protocol import world_plan
 from slurm_resilience.mesh.protocol.membership import Membership
 from slurm_resilience.mesh.protocol.relay import LinkEffect, Relay, Told
 from slurm_resilience.mesh.protocol.world_plan import WorldRules
+from slurm_resilience.mesh.rendezvous import SharedDirectory
+from slurm_resilience.mesh.rendezvous_entry import RendezvousEntry
 from slurm_resilience.simulate.schedule import Schedule
 from slurm_resilience.simulate.sim_network import SimConnection, SimNetwork
 
@@ -92,6 +96,7 @@ class SimHello(msgspec.Struct, frozen=True):
 
     peer: Peer
     status: PeerStatus
+    secret: bytes = b""
 
 
 class SimWelcome(msgspec.Struct, frozen=True):
@@ -110,6 +115,14 @@ class Surroundings(Protocol):
 
     def known_peers(self) -> list[Peer]:
         """All that are in the rendezvous."""
+        ...
+
+    def directory(self) -> SharedDirectory | None:
+        """Return the directory in which processes meet; None: it is always there and known."""
+        ...
+
+    def holders(self, me: Peer) -> tuple[Peer, ...] | None:
+        """Others on lent nodes that had the state and have not left, as the rendezvous tells."""
         ...
 
     def process(self, peer_id: str) -> SimProcess | None:
@@ -164,6 +177,26 @@ class Program:
         """Leaving its block takes so much longer than usual."""
 
 
+class OwnRendezvous:
+    """The directory in which a process meets others, where there is one, and its secret."""
+
+    def __init__(
+        self,
+        directory: SharedDirectory | None,
+        me: Peer,
+        rules: WorldRules,
+        on_secret: Callable[[bytes], None],
+    ) -> None:
+        self.directory = directory
+        self.secret = b""
+        self.is_listed = False
+        """The rendezvous tells that this process has the state."""
+        self.entry: RendezvousEntry | None = None
+        if directory is not None:
+            is_lent = 0 < rules.core <= me.seat
+            self.entry = RendezvousEntry(directory, me, on_secret, is_lent=is_lent)
+
+
 class SimProcess:
     """One process of the training."""
 
@@ -192,6 +225,7 @@ class SimProcess:
             if speakers
             else None
         )
+        self.own_rendezvous = OwnRendezvous(around.directory(), peer, rules, self._take_secret)
         self._names: Counter[str] = Counter()
         self._dials = DialBook()
         self._inbox: list[tuple[Any, ...]] = []
@@ -213,6 +247,10 @@ class SimProcess:
 
     def start(self) -> None:
         """Look for the others."""
+        if self.own_rendezvous.directory is not None and self.own_rendezvous.entry is not None:
+            self.own_rendezvous.secret = self.own_rendezvous.directory.secret()
+            self.own_rendezvous.entry.announce()
+            self._around.schedule.after(self.own_rendezvous.entry.pause, self._keep_entry, True)
         self._carry(DialKnown())
         self._tell(LocalStatus(PeerStatus(step=self.program.step)))
 
@@ -284,6 +322,16 @@ class SimProcess:
             self._around.ended(self, 1)
             return
         if isinstance(item, SimHello):
+            if item.secret != self.own_rendezvous.secret:
+                self._around.note(self, f"refuses {item.peer.id}, which has another secret")
+                self._around.network.abort(connection, self)
+                now = self._around.schedule.now
+                if (
+                    self.own_rendezvous.entry is not None
+                    and self.own_rendezvous.entry.look_at_refusal(now)
+                ):
+                    self._around.schedule.after(0.0, self._keep_entry)
+                return
             self.connections[connection.number] = connection
             self._names[item.peer.id] += 1
             self._send_item(connection, SimWelcome(self.peer, self.membership.side.status))
@@ -330,8 +378,38 @@ class SimProcess:
         connection = network.connect(self, other)
         self.connections[connection.number] = connection
         self._names[peer.id] += 1
-        self._send_item(connection, SimHello(self.peer, self.membership.side.status))
+        hello = SimHello(self.peer, self.membership.side.status, self.own_rendezvous.secret)
+        self._send_item(connection, hello)
         self._around.schedule.after(HANDSHAKE_SECONDS, self._too_slow, connection)
+
+    # -- the directory in which processes meet ------------------------------------------------
+
+    def _keep_entry(self, again: bool = False) -> None:
+        """Do what the entry's thread does."""
+        if self.own_rendezvous.entry is None or not self.alive:
+            return
+        if self.state is ProcessState.STOPPED:
+            self._inbox.append((self._keep_entry, again))
+            return
+        self.own_rendezvous.entry.write()
+        if again:
+            self._around.schedule.after(self.own_rendezvous.entry.pause, self._keep_entry, True)
+
+    def _take_secret(self, secret: bytes) -> None:
+        self._around.note(self, "takes the secret of those that train")
+        self.own_rendezvous.secret = secret
+        self._carry(DialKnown())
+        self._turn()
+
+    def _listed(self) -> tuple[list[Peer], tuple[Peer, ...] | None]:
+        """Return all that the rendezvous lists, and those of them that have the state."""
+        if self.own_rendezvous.directory is None:
+            return self._around.known_peers(), self._around.holders(self.peer)
+        return self.own_rendezvous.directory.peers(), self.own_rendezvous.directory.holders(
+            self.peer
+        )
+
+    # -- more of connections ------------------------------------------------------------------
 
     def _too_slow(self, connection: SimConnection) -> None:
         if self.state is ProcessState.RUNNING and not connection.proven[connection.side(self)]:
@@ -440,10 +518,13 @@ class SimProcess:
                     self._around.note(self, f"adopts {view.generation} of {seats}")
                 case EndGeneration(end=end):
                     self._around.note(self, f"ends {end.generation} ({end.kind}): {end.reason}")
+                    self._around.schedule.after(0.0, self._keep_entry)
 
     def _carry(self, effect: Send | Close | Finish | Dial | DialKnown) -> None:
         if isinstance(effect, DialKnown):
-            for peer in self._around.known_peers():
+            peers, holders = self._listed()
+            self._step(HoldersListed(holders))
+            for peer in peers:
                 if peer.id != self.id:
                     self._carry(Dial(peer))
         elif self.relay is None:
@@ -491,6 +572,8 @@ class SimProcess:
         return self._around.schedule.now - outside_since >= OUTCOME_SECONDS
 
     def _say_farewell(self) -> None:
+        if self.own_rendezvous.directory is not None:
+            self.own_rendezvous.directory.leave(self.peer)
         if self.relay is not None:
             self._carry(Send(self.membership.side.contacts.connections(), Leaving()))
             self._flush()
@@ -542,6 +625,9 @@ class SimProcess:
         program.turn += 1
         program.step = step
         if program.turn == 1:
+            if self.own_rendezvous.entry is not None:
+                self.own_rendezvous.entry.entered()
+                self._keep_entry()
             self._tell(WorldWorked(view))
         if self._departs(view) or self._joins(view):
             return
@@ -569,7 +655,9 @@ class SimProcess:
         return True
 
     def hold(self, view: View) -> None:
-        """Hold the part of the model that is this process's in a world, and say so."""
+        """Hold the part of the model that is this process's in a world, and say so. That its world
+        worked, it has told before."""
+        self.own_rendezvous.is_listed = True
         self.program.position = view.position(view.rank_of(self.id))
         self._say("running", view)
 

@@ -33,6 +33,7 @@ from slurm_resilience.mesh.events import (
     Finish,
     GaveUp,
     HeldUp,
+    HoldersListed,
     LocalBeat,
     LocalEnd,
     LocalStatus,
@@ -181,6 +182,10 @@ class Script:
             assert found, text
             finding = NodeLost(found[1], "it is broken", found[2] == "dead")
             return MessageReceived(0, "observer", "observer", finding)
+        if name == "rendezvous":
+            names = rest.removeprefix("names").split()
+            peers = tuple(map(peer, names)) if rest.startswith("names") else None
+            return HoldersListed(peers)
         if rest == "is not there":
             return PeerAbsent(name)
         if rest in CAUSES:

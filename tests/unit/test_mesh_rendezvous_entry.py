@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import errno
+import os
 import shutil
+import socket
 import threading
 from pathlib import Path
 
@@ -11,8 +13,9 @@ import pytest
 from mesh_peers import crew, leave, until, world
 
 from slurm_resilience.mesh import rendezvous_entry
-from slurm_resilience.mesh.model import Peer
-from slurm_resilience.mesh.rendezvous import SharedDirectory
+from slurm_resilience.mesh.model import Peer, PeerStatus
+from slurm_resilience.mesh.protocol.world_plan import SEARCH_SECONDS
+from slurm_resilience.mesh.rendezvous import RECENT_SECONDS, SharedDirectory
 from slurm_resilience.mesh.rendezvous_entry import RendezvousEntry
 
 
@@ -77,13 +80,14 @@ def test_who_comes_while_the_directory_is_gone_is_let_in(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, newcomers: int
 ) -> None:
     """It made a secret of its own, which those that trained never looked at."""
-    monkeypatch.setattr(rendezvous_entry, "NEW_SECONDS", 0.05)
     place = tmp_path / "mesh"
     with crew(place, 2 + newcomers, min_world=2, core=2) as peers:
         meshes = peers.several(2)
         world(meshes)
         secret = (place / "secret").read_text()
         shutil.rmtree(place)
+        # Not before: those that train would look at once, too.
+        monkeypatch.setattr(rendezvous_entry, "NEW_SECONDS", 0.05)
         late = [peers.add(2 + number) for number in range(newcomers)]
         assert (place / "secret").read_text() != secret
         monkeypatch.setattr(rendezvous_entry, "LOOK_SECONDS", 0.05)
@@ -132,3 +136,97 @@ def test_a_full_disk_keeps_no_draft(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     with pytest.raises(OSError, match="No space"):
         place.enter(Peer("one", 0, node="n", host="127.0.0.1"))
     assert list((tmp_path / "peers").iterdir()) == []
+
+
+def test_a_lent_rank_tells_that_it_has_the_state(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Those that replace the job's own ranks wait for it, where they cannot reach it."""
+    monkeypatch.setattr(rendezvous_entry, "LOOK_SECONDS", 0.05)
+    with crew(tmp_path, 3, min_world=2, core=2) as peers:
+        meshes = peers.several(2)
+        first = world(meshes)
+        meshes.append(peers.add(2))
+        leave(meshes[:2], first)
+        world(meshes)
+        lent = tmp_path / "peers" / f"{meshes[2].me.id}.state"
+        until(lent.exists, "it has told")
+        assert len(list((tmp_path / "peers").glob("*.state"))) == 1, "the job's own ranks do not"
+        newcomer = Peer("newcomer", 0, 1)
+        place = SharedDirectory(tmp_path)
+        place.enter(newcomer)
+        assert place.holders(newcomer) == (meshes[2].me,)
+        os.utime(lent, (0, 0))
+        until(lambda: place.holders(newcomer) != (), "it tells again and again")
+        meshes[2].close()
+        until(lambda: place.holders(newcomer) == (), "it has taken that back")
+
+
+def test_what_was_told_long_ago_does_not_count(tmp_path: Path) -> None:
+    """One that was killed takes nothing back."""
+    dead, newcomer = Peer("dead", 2), Peer("newcomer", 0, 1)
+    place = SharedDirectory(tmp_path)
+    place.enter(dead)
+    place.note_state(dead)
+    assert place.holders(newcomer) == (dead,), "without an entry of its own it cannot tell"
+    place.enter(newcomer)
+    entered = entry(tmp_path, newcomer.id).stat().st_mtime
+    for age, found in ((RECENT_SECONDS - 1, (dead,)), (RECENT_SECONDS + 1, ())):
+        os.utime(tmp_path / "peers" / "dead.state", (entered - age,) * 2)
+        assert place.holders(newcomer) == found
+    shutil.rmtree(tmp_path)
+    assert place.holders(newcomer) is None, "it cannot be read"
+
+
+def test_newcomers_wait_for_a_lent_rank_that_they_cannot_reach(tmp_path: Path) -> None:
+    """They began anew after three seconds; its state was lost, or two trainings stepped."""
+    with crew(tmp_path, 2, min_world=1, core=1) as peers:
+        silent = socket.create_server(("127.0.0.1", 0))  # takes connections, and says nothing
+        lent = Peer("lent", 1, node="lent", host="127.0.0.1", port=silent.getsockname()[1])
+        place = SharedDirectory(tmp_path)
+        place.enter(lent)
+        place.note_state(lent)
+        newcomer = peers.add(0, 1)
+        newcomer.say(PeerStatus("ready", step=-1))
+        with pytest.raises(TimeoutError, match=r"seat 1 \(lent\) had it, and may live"):
+            newcomer.meet(SEARCH_SECONDS + 1.0)
+        silent.close()
+        found = newcomer.meet(20.0)
+        assert found is not None and found.size == 1, "no process listens there any more"
+
+
+def test_a_process_that_refuses_another_looks_for_a_new_secret(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Until each had looked by itself, those with the old secret and the new one did not meet, and
+    one of them was taken for unreachable."""
+    monkeypatch.setattr(rendezvous_entry, "NEW_SECONDS", 60.0)
+    with crew(tmp_path / "mesh", 2, min_world=2) as peers:
+        first = peers.add(0)
+        elsewhere = SharedDirectory(tmp_path / "elsewhere")
+        elsewhere.secret()
+        elsewhere.enter(first.me)
+        shutil.copy(tmp_path / "elsewhere" / "secret", tmp_path / "mesh" / "secret")
+        world([first, peers.add(1, 0, elsewhere)])
+        refused = first._entry
+        assert refused.look_at_refusal(1e9) and not refused.look_at_refusal(1e9 + 0.9)
+
+
+def test_newcomers_wait_where_the_directory_was_removed(tmp_path: Path) -> None:
+    """Those that live, and have the state, look at it every minute only."""
+    place, newcomer = tmp_path / "mesh", Peer("newcomer", 0, 1)
+    first, second = SharedDirectory(place), SharedDirectory(place)
+    first.secret()
+    RendezvousEntry(first, newcomer).announce()
+    second.secret()
+    second.enter(Peer("second", 1, 1))
+    assert first.holders(newcomer) is None and second.holders(Peer("second", 1, 1)) is None
+    os.utime(place / "removed", (0, 0))
+    assert first.holders(newcomer) == ()
+
+
+def test_first_processes_wait_for_none(tmp_path: Path) -> None:
+    place, first = SharedDirectory(tmp_path / "mesh"), Peer("first", 0)
+    place.secret()
+    RendezvousEntry(place, first).announce()
+    assert place.holders(first) == ()

@@ -136,7 +136,7 @@ def test_newcomers_wait_longer_for_a_rank_that_had_the_state() -> None:
     newcomers = [member(0, -1, incarnation=1), member(1, -1, incarnation=1)]
     proposal = propose(newcomers, {}, (), rules, SEARCH_SECONDS, False, away)
     assert proposal.members is None
-    assert proposal.reason.endswith(": seat 3 fell silent, and may live on the other side of a cut")
+    assert proposal.reason.endswith(": seat 3 (n3) had it, and may live on the other side of a cut")
     assert proposal.again == rules.start_patience - SEARCH_SECONDS
     assert propose(newcomers, {}, (), rules, rules.start_patience, False, away).members
     found = [*newcomers, member(2, 5, 0)]

@@ -12,6 +12,7 @@ from click.testing import CliRunner
 from slurm_resilience.cli.simulate import simulate as command
 from slurm_resilience.mesh.model import Member, Peer, View
 from slurm_resilience.mesh.protocol import world_plan
+from slurm_resilience.mesh.protocol.departures import Departures
 from slurm_resilience.mesh.protocol.side import Side
 from slurm_resilience.mesh.protocol.world_plan import Proposal, WorldRules, last_holders, propose
 from slurm_resilience.simulate.invariants import InvariantBroken
@@ -34,6 +35,8 @@ def test_no_rule_is_broken() -> None:
         91000461,  # the same, each a little later than the one before
         91000920,
         218,  # one call held all of them, and a newcomer gave them up for not leaving their block
+        127,  # newcomers that never met the lent ranks, which were behind a cut, began anew
+        125,  # the same, and the lent ranks only stood still
         566,  # newcomers that were cut off from lent ranks began anew beside them
     ],
 )
@@ -83,8 +86,7 @@ MUTATIONS: dict[str, tuple[str, Any, range, str]] = {
         range(41, 42),
         "no whole state",
     ),
-    "newcomers begin by themselves": ("propose", whoever_is_there, range(5), "no whole state"),
-    "newcomers do not look around": ("SEARCH_SECONDS", 0.0, range(10), "step"),
+    "newcomers begin by themselves": ("propose", whoever_is_there, range(5), "begins anew"),
     "a size between may step": (
         "world_size",
         lambda seated, rules: len(seated),
@@ -109,6 +111,24 @@ def test_who_gives_up_all_that_one_call_holds_is_found(monkeypatch: pytest.Monke
     monkeypatch.setattr(Side, "last_holders", lambda side, now, _=frozenset(): usual(side, now))
     with pytest.raises(InvariantBroken, match="no whole state"):
         simulate(218, elastic=True)
+
+
+def test_newcomers_that_neither_ask_nor_look_around_are_found(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(Departures, "note_listed", lambda *_: None)
+    monkeypatch.setattr(world_plan, "SEARCH_SECONDS", 0.0)
+    with pytest.raises(InvariantBroken, match=r"step|begins anew"):
+        for seed in range(10):
+            simulate(seed, elastic=True)
+
+
+def test_newcomers_that_do_not_ask_the_rendezvous_are_found(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(Departures, "note_listed", lambda *_: None)
+    with pytest.raises(InvariantBroken, match="begins anew"):
+        simulate(127, elastic=True)
 
 
 def test_a_world_that_stands_still_is_found(monkeypatch: pytest.MonkeyPatch) -> None:

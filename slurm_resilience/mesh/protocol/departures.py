@@ -104,6 +104,18 @@ class Departures:
                 self.lose(member, "no process listens at its address", True, now)
                 return
 
+    def note_listed(self, peers: Sequence[Peer] | None) -> None:
+        """Take in who had the training's state a moment ago, as the rendezvous tells it."""
+        side = self._side
+        if side.generation.worked is not None:
+            return  # those of that world have it
+        side.losses.listed = peers
+        for peer in peers or ():
+            finding = side.losses.nodes.get(peer.node)
+            if finding is not None and finding.dead:
+                side.losses.lose(peer.id, dead=True)
+        self.lose_replaced([member.peer for member in side.present()])
+
     def note_end_of(self, told: Peer, cause: CloseCause) -> None:
         """Judge by the end of a connection if a peer that was told to leave is dead."""
         side = self._side

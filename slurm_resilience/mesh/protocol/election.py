@@ -164,7 +164,7 @@ class Election:
             side.rules,
             waited,
             bool(worked),
-            side.losses.away,
+            side.away(),
         )
         if proposal.members is None:
             self._ballot = None

@@ -25,6 +25,7 @@ from slurm_resilience.mesh.events import (
     Effect,
     Event,
     Finish,
+    HoldersListed,
     LocalBeat,
     LocalEnd,
     LocalStatus,
@@ -95,6 +96,8 @@ class Membership:
                 side.broadcast(GenerationEnded(end))
             case WorldWorked(view=view):
                 self._note_worked(view)
+            case HoldersListed(peers=peers):
+                self._departures.note_listed(peers)
             case OutcomeFound(code=code):
                 if code == 0:
                     self._departures.conclude()

@@ -82,6 +82,8 @@ class Losses:
         """Id → known to be dead; False: it fell silent, and may live behind a cut."""
         self._with_state: dict[str, Peer] = {}
         """Those of them that had the training's state when they were heard last."""
+        self.listed: Sequence[Peer] | None = ()
+        """Those that had it by the rendezvous's word; None: that could not be read."""
         self.nodes: dict[str, NodeLost] = {}
         self.suspected_until: dict[str, float] = {}
         """By node: it is not heard of elsewhere either."""
@@ -116,6 +118,7 @@ class Losses:
     def keep(self, members: Set[str]) -> None:
         """Forget all but the members of worlds that may go on: another one has worked."""
         self.gone_done.clear()
+        self.listed = ()
         self.peers = {p: dead for p, dead in self.peers.items() if p in members}
         self._with_state = {p: peer for p, peer in self._with_state.items() if p in members}
 
@@ -132,10 +135,12 @@ class Losses:
         self._with_state[peer.id] = peer
 
     @property
-    def away(self) -> tuple[Peer, ...]:
-        """Return the peers that fell silent, had the training's state, and may live."""
-        here = self._with_state.values()
-        return tuple(peer for peer in here if self.peers.get(peer.id) is False)
+    def away(self) -> dict[str, Peer]:
+        """Return the peers that had the training's state and may live: those that fell silent, and
+        those that the rendezvous names."""
+        silent = {p: peer for p, peer in self._with_state.items() if p in self.peers}
+        found = {**silent, **{peer.id: peer for peer in self.listed or ()}}
+        return {p: peer for p, peer in found.items() if not self.peers.get(p)}
 
 
 class Standing(msgspec.Struct):
@@ -191,6 +196,12 @@ class Side:
         ]
         own = [Member(self.me, self.status)] if self.status.phase == "running" else []
         return own + found
+
+    def away(self) -> tuple[Peer, ...] | None:
+        """Return the peers that have the training's state, may live, and are not here; None: there
+        may be some of which nothing is known."""
+        found = tuple(p for name, p in self.losses.away.items() if name not in self.contacts)
+        return None if self.losses.listed is None and not found else found
 
     def speaker_patience(self) -> float:
         """Return the seconds of its silence after which a speaker is spoken for: long before the
@@ -328,7 +339,7 @@ class Side:
     def known_members(self) -> list[Peer]:
         """Return the members of all worlds that may go on, and those that are away."""
         members = (member.peer for view in self.generation.worlds.all() for member in view.members)
-        return [*members, *self.losses.away]
+        return [*members, *self.losses.away.values()]
 
     # -- changes ----------------------------------------------------------------------------------
 

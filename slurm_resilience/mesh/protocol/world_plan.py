@@ -56,7 +56,7 @@ def propose(
     rules: WorldRules,
     waited: float,
     started: bool,
-    away: Sequence[Peer] = (),
+    away: Sequence[Peer] | None = (),
 ) -> Proposal:
     """Return the members of a generation that should be formed now, if there are any.
 
@@ -68,7 +68,8 @@ def propose(
         rules: what the program asked for.
         waited: seconds since the first of the present was ready.
         started: a generation has worked before.
-        away: peers that fell silent, had the training's state, and may live.
+        away: peers that had the training's state, may live, and are not here; None: that is not
+            known.
     """
     chosen = choose(present, rules)
     split = other_side(possible, {member.peer.id for member in present}, lost)
@@ -78,7 +79,8 @@ def propose(
     again = away or any(member.peer.incarnation for member in chosen)
     if rules.core and not started and again and all(m.status.step < 0 for m in chosen):
         # Ranks on lent nodes may live, and have the state: these would begin anew.
-        left = (rules.start_patience if away else SEARCH_SECONDS) - waited
+        nothing_known = away is not None and not away
+        left = (SEARCH_SECONDS if nothing_known else rules.start_patience) - waited
         if left > 0:
             return Proposal(None, _search(away), left)
     if rules.core and not started and not core:
@@ -302,11 +304,17 @@ def other_side(possible: Iterable[View], here: Set[str], lost: Mapping[str, bool
     return ""
 
 
-def _search(away: Sequence[Peer]) -> str:
+def _search(away: Sequence[Peer] | None) -> str:
     """Return what newcomers of an elastic job wait for, in words."""
+    what = "looks for ranks that have the training's state"
+    if away is None:
+        return f"{what}: the directory in which ranks meet cannot be read, or is new"
+    if not away:
+        return what
     seats = ", ".join(str(peer.seat) for peer in away[:SHOWN])
-    more = f": seat {seats} fell silent, and may live on the other side of a cut" if away else ""
-    return f"looks for ranks that have the training's state{more}"
+    more = f" and {len(away) - SHOWN} more" if len(away) > SHOWN else ""
+    nodes = ", ".join(dict.fromkeys(peer.node for peer in away[:SHOWN]))
+    return f"{what}: seat {seats}{more} ({nodes}) had it, and may live on the other side of a cut"
 
 
 def _missing(present: Sequence[Member], seats: int) -> str:

@@ -33,6 +33,11 @@ GLOO_TRIES = 5
 s with 3 s, 7 s with 1.4 s)."""
 
 
+ABORT_SECONDS = 10.0
+"""Aborting NCCL's communicators takes milliseconds. One that takes longer is hung: this process is
+given up by the others."""
+
+
 def form_limit(size: int, abort_timeout: float) -> float:
     """Seconds that forming may take.
 
@@ -59,8 +64,10 @@ class ProcessGroups:
         self.rank = rank
         self.backend = backend
         self._mesh = mesh
-        self._sockets = GroupSockets(both_ways="nccl" in backend)
+        # gloo, beside NCCL too, would lose a call whose writing fails.
+        self._sockets = GroupSockets(both_ways=backend == "nccl")
         self._aborting: threading.Thread | None = None
+        self._abort_lock = threading.Lock()
         self._holders: list[Any] = []
         self._wrappers: weakref.WeakSet[nn.Module] = weakref.WeakSet()
         """DDP's, made in this world by the program itself too."""
@@ -69,6 +76,7 @@ class ProcessGroups:
         self._gone = False
         self._forming = False
         self._timeout = self._limit = 0.0
+        self._work_done: torch.cuda.Event | None = None
         self._beside: set[Any] = set()
         """Sub-groups for what goes on beside the steps."""
 
@@ -129,6 +137,29 @@ class ProcessGroups:
         if int(token.item()) != self.view.size:
             raise RuntimeError(f"{int(token.item())} of {self.view.size} ranks are in the group")
 
+    @property
+    def waits_for_gpu(self) -> bool:
+        """True where the host does not wait for other ranks: NCCL's collectives return before they
+        are done."""
+        if "nccl" not in self.backend or self.view.size == 1:
+            return False
+        used: bool = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
+        return used
+
+    def settle(self) -> None:
+        """Wait until the GPU has done what this process gave it.
+
+        A group that is cut meanwhile lets this return as well: the caller looks afterwards.
+
+        Raises:
+            RuntimeError: the GPU has faulted.
+        """
+        if self._work_done is None:
+            # It sleeps; by default the driver would keep a core busy.
+            self._work_done = torch.cuda.Event(blocking=True)  # type: ignore[no-untyped-call]
+        self._work_done.record()
+        self._work_done.synchronize()
+
     def adopt_sockets(self) -> None:
         """Count sockets opened since `form` began as this group's: sub-groups made later."""
         self._sockets.end(self._mesh.own_fds())
@@ -180,9 +211,13 @@ class ProcessGroups:
         if self._forming:
             self.adopt_sockets()
         self._sockets.cut()
-        if "nccl" in self.backend and self._aborting is None and dist.is_initialized():
-            self._aborting = threading.Thread(target=_abort, name="sres-abort", daemon=True)
-            self._aborting.start()
+        self._abort()
+
+    def _abort(self) -> None:
+        with self._abort_lock:
+            if "nccl" in self.backend and self._aborting is None and dist.is_initialized():
+                self._aborting = threading.Thread(target=_abort, name="sres-abort", daemon=True)
+                self._aborting.start()
 
     def leave(self) -> None:
         """Forget the group. Its destructors run later, when nothing of it is on its way."""
@@ -202,6 +237,10 @@ class ProcessGroups:
             ):
                 compat.disarm(wrapper)
                 wrapper.register_forward_pre_hook(_refuse_left)
+        self._abort()
+        if self._aborting is not None:
+            # What destroys the groups would wait for kernels that still wait for other ranks.
+            self._aborting.join(ABORT_SECONDS)
         if dist.is_initialized():
             with contextlib.suppress(Exception):
                 dist.destroy_process_group()

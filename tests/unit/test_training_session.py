@@ -44,7 +44,7 @@ def session() -> Any:
     participant._group = SimpleNamespace(
         rank=0,
         lost_connection=lambda: False,
-        waits_for_gpu=False,
+        nccl=SimpleNamespace(runs_ahead=False),
         collectives=int,
         view=SimpleNamespace(generation=1),
     )
@@ -212,14 +212,14 @@ def test_gradients_that_are_not_on_the_gpu_yet_are_waited_for_before_an_update(
     """NCCL's collectives return before they are done. They end too where the world does."""
     group, mesh = session._participant.group, session._participant.mesh
     waited: list[int] = []
-    group.waits_for_gpu, group.settle = True, lambda: waited.append(session.step)
+    group.nccl = SimpleNamespace(runs_ahead=True, settle=lambda: waited.append(session.step))
     with session.update():
         assert waited == [0]
 
     def cut_off() -> None:
         mesh.is_left, mesh.end = True, GenerationEnd(1, "seat 1 is gone")
 
-    group.settle = cut_off
+    group.nccl.settle = cut_off
     with pytest.raises(Interrupted), session.update():
         raise AssertionError("the step is made with half of the gradients")
     assert session.step == 1

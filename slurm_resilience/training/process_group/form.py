@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import threading
 import weakref
 from collections.abc import Iterator
 from datetime import timedelta
@@ -22,6 +21,7 @@ from slurm_resilience.training.process_group.abort import Graveyard
 from slurm_resilience.training.process_group.device_meshes import DEVICE_MESHES
 from slurm_resilience.training.process_group.group_sockets import GroupSockets
 from slurm_resilience.training.process_group.mesh_store import MeshStore
+from slurm_resilience.training.process_group.nccl import NcclPart
 
 FORM_SECONDS_A_RANK = 0.05
 FORM_SHARE = 0.7
@@ -31,11 +31,6 @@ without this process."""
 GLOO_TRIES = 5
 """gloo gives a member that has just died so many times the limit that it was told (torch 2.13: 15.0
 s with 3 s, 7 s with 1.4 s)."""
-
-
-ABORT_SECONDS = 10.0
-"""Aborting NCCL's communicators takes milliseconds. One that takes longer is hung: this process is
-given up by the others."""
 
 
 def form_limit(size: int, abort_timeout: float) -> float:
@@ -66,8 +61,7 @@ class ProcessGroups:
         self._mesh = mesh
         # gloo, beside NCCL too, would lose a call whose writing fails.
         self._sockets = GroupSockets(both_ways=backend == "nccl")
-        self._aborting: threading.Thread | None = None
-        self._abort_lock = threading.Lock()
+        self.nccl = NcclPart(backend, view.size)
         self._holders: list[Any] = []
         self._wrappers: weakref.WeakSet[nn.Module] = weakref.WeakSet()
         """DDP's, made in this world by the program itself too."""
@@ -76,7 +70,6 @@ class ProcessGroups:
         self._gone = False
         self._forming = False
         self._timeout = self._limit = 0.0
-        self._work_done: torch.cuda.Event | None = None
         self._beside: set[Any] = set()
         """Sub-groups for what goes on beside the steps."""
 
@@ -137,29 +130,6 @@ class ProcessGroups:
         if int(token.item()) != self.view.size:
             raise RuntimeError(f"{int(token.item())} of {self.view.size} ranks are in the group")
 
-    @property
-    def waits_for_gpu(self) -> bool:
-        """True where the host does not wait for other ranks: NCCL's collectives return before they
-        are done."""
-        if "nccl" not in self.backend or self.view.size == 1:
-            return False
-        used: bool = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
-        return used
-
-    def settle(self) -> None:
-        """Wait until the GPU has done what this process gave it.
-
-        A group that is cut meanwhile lets this return as well: the caller looks afterwards.
-
-        Raises:
-            RuntimeError: the GPU has faulted.
-        """
-        if self._work_done is None:
-            # It sleeps; by default the driver would keep a core busy.
-            self._work_done = torch.cuda.Event(blocking=True)  # type: ignore[no-untyped-call]
-        self._work_done.record()
-        self._work_done.synchronize()
-
     def adopt_sockets(self) -> None:
         """Count sockets opened since `form` began as this group's: sub-groups made later."""
         self._sockets.end(self._mesh.own_fds())
@@ -211,13 +181,7 @@ class ProcessGroups:
         if self._forming:
             self.adopt_sockets()
         self._sockets.cut()
-        self._abort()
-
-    def _abort(self) -> None:
-        with self._abort_lock:
-            if "nccl" in self.backend and self._aborting is None and dist.is_initialized():
-                self._aborting = threading.Thread(target=_abort, name="sres-abort", daemon=True)
-                self._aborting.start()
+        self.nccl.abort()
 
     def leave(self) -> None:
         """Forget the group. Its destructors run later, when nothing of it is on its way."""
@@ -237,10 +201,7 @@ class ProcessGroups:
             ):
                 compat.disarm(wrapper)
                 wrapper.register_forward_pre_hook(_refuse_left)
-        self._abort()
-        if self._aborting is not None:
-            # What destroys the groups would wait for kernels that still wait for other ranks.
-            self._aborting.join(ABORT_SECONDS)
+        self.nccl.leave()
         if dist.is_initialized():
             with contextlib.suppress(Exception):
                 dist.destroy_process_group()
@@ -263,12 +224,6 @@ def _refuse_left(*_: Any) -> None:
             "this DDP wrapper belongs to a world that has ended: call s.ddp(model) anew whenever "
             "the function is entered, not in s.once"
         )
-
-
-def _abort() -> None:
-    """Abort NCCL's groups, in a thread of its own: it may wait for kernels."""
-    with contextlib.suppress(Exception):
-        compat.abort_nccl()
 
 
 def form(

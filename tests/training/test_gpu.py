@@ -55,7 +55,7 @@ class ThisMachine:
 
 @functools.cache
 def why_no_nccl() -> str:
-    """Why two ranks cannot use one GPU over NCCL; empty: they can."""
+    """Return what keeps two ranks from one GPU over NCCL; empty: nothing does."""
     env = os.environ | {TOGETHER: "1"}
     command = [sys.executable, str(TRY_TOGETHER)]
     done = subprocess.run(command, env=env, capture_output=True, text=True, check=False)

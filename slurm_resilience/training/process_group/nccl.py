@@ -16,7 +16,7 @@ given up by the others."""
 
 
 class NcclPart:
-    """That of one world.
+    """NCCL's part of one world.
 
     Args:
         backend: torch's name of it; without NCCL in it there is nothing to do.

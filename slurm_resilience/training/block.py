@@ -193,12 +193,13 @@ class BlockRunner:
         self._passed = passed
         if where.lent:
             self._participant.departure.on_term(self._leave_between_worlds)
+        # Before it begins: a process that is alone forms a world at once, by what it has said.
+        self._participant.say("ready")
         self._mesh.start()
 
     def run(self, block: Callable[[Session], T]) -> T | None:
         """Run until all ranks are done; return what the block returned."""
         result: T | None = None
-        self._participant.say("ready")
         control_socket.enters()
         try:
             if reason := startup.own_group():

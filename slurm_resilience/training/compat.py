@@ -84,22 +84,52 @@ def forming_limit(seconds: float) -> Iterator[None]:
         module.default_pg_timeout = usual
 
 
-@seen("2.13")
+@seen("2.11", "2.13")
 def abort_nccl() -> None:
-    """Abort all groups. Documented for NCCL only; it may wait for kernels."""
-    dist.distributed_c10d._abort_process_group()
+    """Abort NCCL's part of all groups; it may wait for kernels. torch goes on to know the groups:
+    its own function for this forgets them, while their calls are still under way."""
+    found = [
+        group._get_backend(device)
+        for group in known_groups()
+        for device in group._device_types
+        if device.type == "cuda"
+    ]
+    nccl = [backend for backend in found if backend.name() == "nccl"]
+    if nccl:
+        # As torch does it: aborts of several communicators, one after the other, can wait for each
+        # other on different ranks.
+        nccl[0]._group_start()
+        for backend in nccl:
+            backend.abort()
+        nccl[0]._group_end()
 
 
 @seen("2.13")
 def collective_counter() -> Callable[[], int] | None:
     """Return a function that says how many collectives the default group has begun (0.2 µs)."""
-    return getattr(dist.group.WORLD, "_get_sequence_number_for_group", None)
+    count: Callable[[], int] | None
+    count = getattr(dist.group.WORLD, "_get_sequence_number_for_group", None)
+    try:
+        return None if count is None or count() < 0 else count
+    except RuntimeError:
+        world = dist.group.WORLD
+        return lambda: _begun(world)
 
 
 @seen("2.13")
 def collectives_begun(groups: Iterable[Any]) -> int:
     """Return how many collectives this process has begun in these groups."""
-    return sum(one._get_sequence_number_for_group() for one in groups)
+    return sum(map(_begun, groups))
+
+
+def _begun(group: Any) -> int:
+    try:
+        count: int = group._get_sequence_number_for_group()
+    except RuntimeError:
+        # torch 2.11, `cpu:gloo,cuda:gloo`: such a group has no backend of its own that counts.
+        backends = {id(one): one for one in map(group._get_backend, group._device_types)}
+        count = sum(one._get_sequence_number_for_group() for one in backends.values())
+    return count
 
 
 @seen("2.13")

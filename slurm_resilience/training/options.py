@@ -104,7 +104,7 @@ class Options:
 
     @property
     def uses_cuda(self) -> bool:
-        return "nccl" in self.chosen_backend
+        return "nccl" in self.chosen_backend or "cuda" in self.chosen_backend
 
     @property
     def chosen_backend(self) -> str:

@@ -201,6 +201,11 @@ class Participant:
         if progress.dirty:
             self.refuse_void()
         group, watched = self.group, self.guards.state
+        if group.nccl.runs_ahead:
+            # The host is ahead of it: gradients are complete only when it is done with them.
+            if self.watch is not None:
+                self.watch.mark(COLLECTIVE)
+            group.nccl.settle()
         if group.lost_connection() or self.mesh.is_left:
             self._leave_if_cut()
         if updates.microbatch_step is not None:

@@ -11,9 +11,11 @@ import pytest
 torch = pytest.importorskip("torch", reason="torch is not installed")
 
 from slurm_resilience.errors import UsageError  # noqa: E402
+from slurm_resilience.mesh.model import GenerationEnd  # noqa: E402
 from slurm_resilience.training.options import Options  # noqa: E402
 from slurm_resilience.training.participant import Participant  # noqa: E402
 from slurm_resilience.training.rank_environment import read_environment  # noqa: E402
+from slurm_resilience.training.recovery.exceptions import Interrupted  # noqa: E402
 from slurm_resilience.training.session import Session  # noqa: E402
 from slurm_resilience.training.state.tracked import Tracked  # noqa: E402
 
@@ -42,6 +44,7 @@ def session() -> Any:
     participant._group = SimpleNamespace(
         rank=0,
         lost_connection=lambda: False,
+        nccl=SimpleNamespace(runs_ahead=False),
         collectives=int,
         view=SimpleNamespace(generation=1),
     )
@@ -201,3 +204,23 @@ def test_an_update_before_all_backwards_is_refused(alone: Any) -> None:
     with alone.update():  # after the loop, one of the program's own
         pass
     assert alone.step == 1
+
+
+def test_gradients_that_are_not_on_the_gpu_yet_are_waited_for_before_an_update(
+    session: Any,
+) -> None:
+    """NCCL's collectives return before they are done. They end too where the world does."""
+    group, mesh = session._participant.group, session._participant.mesh
+    waited: list[int] = []
+    group.nccl = SimpleNamespace(runs_ahead=True, settle=lambda: waited.append(session.step))
+    with session.update():
+        assert waited == [0]
+
+    def cut_off() -> None:
+        mesh.is_left, mesh.end = True, GenerationEnd(1, "seat 1 is gone")
+
+    group.nccl.settle = cut_off
+    with pytest.raises(Interrupted), session.update():
+        raise AssertionError("the step is made with half of the gradients")
+    assert session.step == 1
+    assert not session._participant.healer.progress.dirty

@@ -11,8 +11,10 @@ startup = pytest.importorskip(
     "slurm_resilience.training.recovery.startup", reason="torch is not installed"
 )
 
+from slurm_resilience.mesh.model import PeerStatus  # noqa: E402
 from slurm_resilience.training import compat  # noqa: E402
 from slurm_resilience.training.options import Options  # noqa: E402
+from slurm_resilience.training.rank_environment import read_environment  # noqa: E402
 
 
 @pytest.mark.parametrize(("value", "told"), [("1", 1), ("true", 1), ("0", 0), ("", 0), ("no", 0)])
@@ -31,3 +33,67 @@ def test_forming_the_first_world_imports_nothing_more() -> None:
     known = set(sys.modules)
     compat.forget_layouts()
     assert set(sys.modules) == known
+
+
+def test_a_process_says_what_it_can_read_before_it_joins(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One that is alone forms a world at once: it would begin from scratch, beside a checkpoint."""
+    block = importlib.import_module("slurm_resilience.training.block")
+    done: list[str] = []
+
+    class Heard:
+        """In the mesh's place."""
+
+        def __init__(self, *_: object, **__: object) -> None: ...
+
+        def say(self, status: PeerStatus) -> None:
+            done.append(f"{status.phase}, step {status.disk} on the disk")
+
+        def start(self) -> None:
+            done.append("joins")
+
+    class Disk:
+        """In the checkpointer's place."""
+
+        save = load = due = None
+
+        def readable(self) -> int:
+            return 8
+
+    monkeypatch.setattr(block, "Mesh", Heard)
+    where = read_environment({"SRES_MEET": "alone"})
+    block.BlockRunner(Options(checkpointer=Disk()), where)
+    assert done == ["ready, step 8 on the disk", "joins"]
+
+
+class Gpus:
+    """In torch.cuda's place: a node with two, none in use."""
+
+    def __init__(self, *, used: bool = False) -> None:
+        self.is_initialized = lambda: used
+        self.chosen: int | None = None
+
+    def device_count(self) -> int:
+        return 2
+
+    def set_device(self, index: int) -> None:
+        self.chosen = index
+
+
+@pytest.mark.parametrize(
+    ("environment", "used", "chosen"),
+    [
+        ({"LOCAL_RANK": "1"}, False, 1),
+        ({"SLURM_LOCALID": "1"}, False, 1),
+        ({"LOCAL_RANK": "0", "SLURM_LOCALID": "1"}, False, None),
+        ({"LOCAL_RANK": "1"}, True, None),
+        ({"LOCAL_RANK": "3"}, False, None),
+        ({}, False, None),
+    ],
+)
+def test_each_rank_of_a_node_has_a_gpu_of_its_own(
+    environment: dict[str, str], used: bool, chosen: int | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gpus = Gpus(used=used)
+    monkeypatch.setattr(startup.torch, "cuda", gpus)
+    startup.take_gpu(environment)
+    assert gpus.chosen == chosen

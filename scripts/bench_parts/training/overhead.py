@@ -37,18 +37,25 @@ class Costs(NamedTuple):
     """The part of a training's time that comparing replicas takes, of each comparison."""
 
 
-def measure(pairs: int) -> Costs:
-    """Measure so many pairs of turns; which goes first alternates."""
+def measure(pairs: int, *, device: str = "cpu", world: int = WORLD) -> Costs:
+    """Measure so many pairs of turns; which goes first alternates.
+
+    Args:
+        pairs: of turns.
+        device: ``cuda``: a model of 100 million parameters on the GPU.
+        world: ranks.
+    """
     with Job(SECONDS) as job:
         argv = [sys.executable, "-m", "slurm_resilience.launcher", "--standalone"]
-        argv += ["--nproc-per-node", str(WORLD), "--standby", "0"]
+        argv += ["--nproc-per-node", str(world), "--standby", "0"]
         argv += ["--rdzv-backend", "dir", "--rdzv-endpoint", str(job.directory / "meet")]
         # The first turn of both fills caches; it does not count.
         turns = 2 * (pairs + 1)
         more = {"BENCH_TURNS": str(turns), "BENCH_STEPS": str(BLOCK_STEPS)}
+        more |= {"BENCH_DEVICE": device, "BENCH_WORLD": str(world)}
         job.start([*argv, str(HERE / "workers" / "turns.py")], **more)
-        ranks = job.until(lambda r: dict(r) if _over(r) else None, "end of all turns")
-        times = [took(ranks, turn) for turn in range(2, turns)]
+        ranks = job.until(lambda r: dict(r) if _over(r, world) else None, "end of all turns")
+        times = [took(ranks, turn, world) for turn in range(2, turns)]
         files = sorted(job.directory.glob("costs*.json"))
         told: list[dict[str, Any]] = [json.loads(file.read_text()) for file in files]
     each = sum(times) / len(times) / BLOCK_STEPS
@@ -81,12 +88,12 @@ def paired(turns: list[float]) -> Pairs:
     return found
 
 
-def took(ranks: Mapping[int, Iterable[Event]], turn: int) -> float:
+def took(ranks: Mapping[int, Iterable[Event]], turn: int, world: int = WORLD) -> float:
     """From the first rank's begin of a turn to the last one's end."""
-    events = [event for seat in range(WORLD) for event in ranks[seat] if event.step == turn]
+    events = [event for seat in range(world) for event in ranks[seat] if event.step == turn]
     begins = [event.at for event in events if event.name == "begin"]
     return max(event.at for event in events if event.name == "end") - min(begins)
 
 
-def _over(ranks: Mapping[int, Iterable[Event]]) -> bool:
-    return all(any(e.name == "over" for e in ranks.get(seat, ())) for seat in range(WORLD))
+def _over(ranks: Mapping[int, Iterable[Event]], world: int) -> bool:
+    return all(any(e.name == "over" for e in ranks.get(seat, ())) for seat in range(world))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import threading
 import weakref
 from collections.abc import Iterator
 from datetime import timedelta
@@ -22,6 +21,7 @@ from slurm_resilience.training.process_group.abort import Graveyard
 from slurm_resilience.training.process_group.device_meshes import DEVICE_MESHES
 from slurm_resilience.training.process_group.group_sockets import GroupSockets
 from slurm_resilience.training.process_group.mesh_store import MeshStore
+from slurm_resilience.training.process_group.nccl import NcclPart
 
 FORM_SECONDS_A_RANK = 0.05
 FORM_SHARE = 0.7
@@ -59,8 +59,9 @@ class ProcessGroups:
         self.rank = rank
         self.backend = backend
         self._mesh = mesh
-        self._sockets = GroupSockets(both_ways="nccl" in backend)
-        self._aborting: threading.Thread | None = None
+        # gloo, beside NCCL too, would lose a call whose writing fails.
+        self._sockets = GroupSockets(both_ways=backend == "nccl")
+        self.nccl = NcclPart(backend, view.size)
         self._holders: list[Any] = []
         self._wrappers: weakref.WeakSet[nn.Module] = weakref.WeakSet()
         """DDP's, made in this world by the program itself too."""
@@ -180,9 +181,7 @@ class ProcessGroups:
         if self._forming:
             self.adopt_sockets()
         self._sockets.cut()
-        if "nccl" in self.backend and self._aborting is None and dist.is_initialized():
-            self._aborting = threading.Thread(target=_abort, name="sres-abort", daemon=True)
-            self._aborting.start()
+        self.nccl.abort()
 
     def leave(self) -> None:
         """Forget the group. Its destructors run later, when nothing of it is on its way."""
@@ -202,6 +201,7 @@ class ProcessGroups:
             ):
                 compat.disarm(wrapper)
                 wrapper.register_forward_pre_hook(_refuse_left)
+        self.nccl.leave()
         if dist.is_initialized():
             with contextlib.suppress(Exception):
                 dist.destroy_process_group()
@@ -224,12 +224,6 @@ def _refuse_left(*_: Any) -> None:
             "this DDP wrapper belongs to a world that has ended: call s.ddp(model) anew whenever "
             "the function is entered, not in s.once"
         )
-
-
-def _abort() -> None:
-    """Abort NCCL's groups, in a thread of its own: it may wait for kernels."""
-    with contextlib.suppress(Exception):
-        compat.abort_nccl()
 
 
 def form(

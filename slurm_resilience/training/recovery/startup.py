@@ -5,8 +5,9 @@ from __future__ import annotations
 import importlib
 import logging
 import os
-from collections.abc import MutableMapping
+from collections.abc import Mapping, MutableMapping
 
+import torch
 import torch.distributed as dist
 
 from slurm_resilience.errors import UsageError
@@ -21,6 +22,10 @@ log = logging.getLogger("sres.training")
 LAZY = "TORCH_GLOO_LAZY_INIT"
 """torch: connect two ranks when they first talk. Such a connection is not known to be the group's,
 and cannot be cut when a peer dies."""
+
+WATCHDOG = {"TORCH_NCCL_ASYNC_ERROR_HANDLING": "0", "TORCH_NCCL_RETHROW_CUDA_ERRORS": "0"}
+"""torch: its watchdog of NCCL ends no process, neither for a collective that failed or takes long
+nor for a GPU that faulted. The mesh finds both, and says which process is to be replaced."""
 
 
 def own_group() -> str:
@@ -69,9 +74,24 @@ def connect_at_once(environment: MutableMapping[str, str]) -> None:
         log.warning("%s is not used: a recovery could not cut such connections", LAZY)
 
 
+def take_gpu(environment: Mapping[str, str]) -> None:
+    """Make the GPU of this process's place on its node the current one, where the program has
+    chosen none: by default that is the first, for all of them."""
+    local = environment.get("LOCAL_RANK") or environment.get("SLURM_LOCALID") or "0"
+    if not local.isdecimal() or int(local) == 0:
+        return
+    if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+        return
+    if int(local) < torch.cuda.device_count():
+        torch.cuda.set_device(int(local))
+
+
 def warm_up(options: Options) -> None:
     """Import what takes long."""
     connect_at_once(os.environ)
+    if options.uses_cuda:
+        os.environ.update(WATCHDOG)
+        take_gpu(os.environ)
     compat.load_compiler()
     names = ["torch.nn.parallel", "torch.distributed.device_mesh"]
     if options.replica_size > 1:

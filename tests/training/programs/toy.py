@@ -48,6 +48,13 @@ parser.add_argument("--fail", default="", help="SEAT,… that raise after backwa
 parser.add_argument("--late", action="store_true", help="replaced only after a step without it")
 parser.add_argument("--usage", action="store_true")
 parser.add_argument("--batch", type=int, default=24)
+parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu")
+parser.add_argument("--backend", default="")
+parser.add_argument("--dropout", type=float, default=0.0)
+parser.add_argument(
+    "--forbid-sync", action="store_true", help="an update that waits for the GPU fails"
+)
+parser.add_argument("--out-of-range", default="", help="STEP:SEAT of an index that faults the GPU")
 words = parser.parse_args()
 
 SEAT = int(os.environ["SRES_SEAT"])
@@ -83,9 +90,9 @@ class Samples(torch.utils.data.Dataset[tuple[torch.Tensor, torch.Tensor, int]]):
 
 def model() -> nn.Module:
     torch.manual_seed(words.seed + SEAT)  # deliberately not alike: the first replica's go round
-    return nn.Sequential(
-        nn.Linear(8, 32), nn.Tanh(), nn.Linear(32, 32), nn.Tanh(), nn.Linear(32, 1)
-    )
+    dropped = [nn.Dropout(words.dropout)] if words.dropout else []
+    layers = [nn.Linear(8, 32), nn.Tanh(), *dropped, nn.Linear(32, 32), nn.Tanh(), nn.Linear(32, 1)]
+    return nn.Sequential(*layers).to(words.device)
 
 
 def plain() -> tuple[nn.Module, torch.optim.Optimizer]:
@@ -190,6 +197,22 @@ def fail_after_backward(step: int) -> None:
         raise AfterBackward(f"at step {step}")
 
 
+def out_of_range(s: Session) -> None:
+    """Have the GPU fail for good, some time later: this process cannot use it any more."""
+    first = os.environ["SRES_INCARNATION"] == "0"
+    if first and words.out_of_range == f"{s.step}:{SEAT}":
+        tell("out of range", s.step)
+        table = torch.zeros(3, 2, device=words.device)
+        nn.functional.embedding(torch.tensor([10**9], device=words.device), table)
+
+
+def forbid_waiting(s: Session, mode: str) -> None:
+    """Refuse what waits for the GPU: ``error``; let it wait: ``default``. The first updates of a
+    world, in which changes outside of them are looked for, do wait."""
+    if words.forbid_sync and s.step > 4:
+        torch.cuda.set_sync_debug_mode(mode)
+
+
 keeper = Checkpointer(words.checkpoints, every=words.every) if words.checkpoints else None
 
 
@@ -207,6 +230,7 @@ def event(name: str, details: dict[str, Any]) -> None:
     abort_timeout=words.abort_timeout,
     silence=words.silence,
     max_faults=words.max_faults,
+    backend=words.backend,
     on_event=event,
 )
 def train(s: Session) -> tuple[nn.Module, int]:
@@ -221,15 +245,18 @@ def train(s: Session) -> tuple[nn.Module, int]:
         if asked.is_set():
             asked.clear()
             raise Asked(f"at step {s.step}")
-        loss = nn.functional.mse_loss(wrapped(x), y)
+        out_of_range(s)
+        loss = nn.functional.mse_loss(wrapped(x.to(words.device)), y.to(words.device))
         loss.backward()
         fail_after_backward(s.step)
         time.sleep(words.sleep)
         if words.behind and s.attempt == 1:
             fall_behind(s)
+        forbid_waiting(s, "error")
         with s.update():
             opt.step()
             opt.zero_grad()
+        forbid_waiting(s, "default")
         if keeper is not None:
             keeper.wait(30)  # what is on the disk must not depend on how fast this machine is
         if words.poke == f"{s.step}:{SEAT}" and s.attempt == 1:
@@ -263,6 +290,6 @@ tell("main")
 if words.late and os.environ["SRES_INCARNATION"] != "0":
     come_late()
 trained, part = train()
-parts = [local(p).detach().numpy().tobytes() for p in trained.parameters()]
+parts = [local(p).detach().cpu().numpy().tobytes() for p in trained.parameters()]
 digest = hashlib.sha256(b"".join(parts)).hexdigest()
 tell("end", digest, part)

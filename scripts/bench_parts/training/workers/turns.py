@@ -10,9 +10,10 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+import torch
 import torch.distributed as dist
 from events import Events
-from job import build, loss_of
+from job import DEVICE, build, loss_of
 
 from slurm_resilience.training import Session, Watch, resilient
 
@@ -34,7 +35,7 @@ class Threads:
         return main, mesh, time.process_time() - main - mesh
 
 
-@resilient(min_world=2, watch=Watch())
+@resilient(min_world=int(os.environ["BENCH_WORLD"]), watch=Watch())
 def train(s: Session) -> None:
     """Even turns are without the library, except that turns 2, 3, 6, 7 … change their places."""
     events = Events(s.rank)
@@ -58,6 +59,8 @@ def train(s: Session) -> None:
         optimizer.step()
         optimizer.zero_grad()
 
+    # NCCL's ranks find each other through the mesh, in another thread than this one.
+    step_with()
     for turn in range(TURNS):
         without = turn % 4 in (0, 3)
         # The hook that sees a backward wait is the library's too.
@@ -100,7 +103,9 @@ def _block(events: Events, turn: int, world: int, step: Callable[[], None]) -> N
     events.say("begin", turn, world)
     for _ in range(BLOCK_STEPS):
         step()
-    # The block is over when the last rank's is.
+    # The block is over when the last rank's is, and its GPU's.
+    if DEVICE != "cpu":
+        torch.cuda.synchronize()
     dist.barrier()
     events.say("end", turn, world)
 

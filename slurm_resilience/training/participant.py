@@ -8,7 +8,7 @@ import logging
 from slurm_resilience.errors import UsageError
 from slurm_resilience.mesh.mesh import Mesh
 from slurm_resilience.mesh.model import GenerationEnd, PeerStatus, Phase, View
-from slurm_resilience.training import compat, inject
+from slurm_resilience.training import inject
 from slurm_resilience.training.data.gradient_weights import GradientWeights
 from slurm_resilience.training.departure import Departure
 from slurm_resilience.training.guards.rule_guards import RuleGuards
@@ -105,7 +105,7 @@ class Participant:
         self.weights.enter()
         self.guards.replicas.enter(group.view.size)
         if self.watch is not None:
-            counter = compat.collective_counter()
+            counter = group.counter()
             me, replaced = self.mesh.me, self.where.incarnation > 0
             self.watch.enter(me.id, me.seat, counter, group.view.counter, replaced=replaced)
 

@@ -22,6 +22,7 @@ from slurm_resilience.training.elastic.rates import RatePolicy
 from slurm_resilience.training.guards.replica_check import refuse_other_gradients
 from slurm_resilience.training.once_cache import OnceCache
 from slurm_resilience.training.participant import Participant
+from slurm_resilience.training.process_group.form import GroupUse
 from slurm_resilience.training.watch import Watch
 from slurm_resilience.training.watch.progress import COLLECTIVE
 
@@ -130,7 +131,7 @@ class Session:
         if replicate * shard != size:
             raise UsageError(f"a mesh of {replicate} x {shard} does not hold {size} ranks")
         names = ("replicate", "shard")
-        with self._participant.group.more(for_collectives=True):
+        with self._participant.group.more(for_collectives=True, use=GroupUse.ALIKE):
             return init_device_mesh(self.device.type, (replicate, shard), mesh_dim_names=names)
 
     def new_group(

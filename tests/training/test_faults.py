@@ -137,6 +137,19 @@ def test_a_fault_changes_nothing(
     assert seen.kinds.count("fresh") <= RANKS or "step=0" in inject
 
 
+@pytest.mark.parametrize("kind", ["ddp", "hsdp"])
+def test_a_rank_that_hangs_is_named_and_replaced(start: Start, kind: str) -> None:
+    """Under HSDP the others wait in collectives of sub-groups, in which the default group counts
+    none."""
+    run = start("--kind", kind, "--steps", str(STEPS), inject="hang:seat=1,step=10")
+    assert run.wait(150) == [0, 0], run.tail()
+    named = "seat 1 (has not come to collective|is in forward)"
+    assert re.search(f"training stands still: {named}", run.tail(10**7)), run.tail()
+    seen, before = Outcome(run), undisturbed(start, kind, 0)
+    seen.every_sample_once(STEPS, BATCH)
+    seen.equals(before)
+
+
 ONE, ALL_BUT_0 = "1", ",".join(map(str, range(1, RANKS)))
 ONE_PART = ",".join(map(str, range(1, RANKS, 2)))
 BEHIND = [("ddp", ONE), ("hsdp", ONE_PART)]

@@ -168,6 +168,22 @@ def test_who_stands_still_in_a_step_is_not_waited_for_later() -> None:
         world.steps(8)
 
 
+def test_collectives_before_the_first_step_accuse_no_rank() -> None:
+    """A rank that heals others makes calls that the others do not."""
+    world = World(4, first=600, floor=10)
+    world.counts = [9, 7, 9, 5]
+    world.steps(8)
+    world.begin(8)
+    for seat in (0, 2, 3):
+        world.watches[seat].mark("collective")
+        world.counts[seat] += 1
+    world.verdict(0)
+    world.time.go(10.1)
+    found = world.verdict(0)
+    assert found is not None
+    assert (found.kind, found.seat) == ("behind", 1), found.reason
+
+
 def test_who_returned_while_others_wait_for_it_is_found_soon() -> None:
     world = World(4, first=600, floor=10)
     world.steps(8)
@@ -183,7 +199,7 @@ def test_who_returned_while_others_wait_for_it_is_found_soon() -> None:
     assert found is not None
     assert (found.kind, found.seat) == ("returned", 1)
     assert found.reason == (
-        "seat 1 (and 1 more) returned in step 8, others are at step 8 in collective 3"
+        "seat 1 (and 1 more) returned in step 8, others are at step 8 in collective 1"
     )
 
 

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import weakref
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from datetime import timedelta
+from enum import Enum
 from typing import Any
 
 import torch
@@ -51,6 +52,18 @@ def least_abort_timeout(size: int, abort_timeout: float) -> float:
 _graveyard = Graveyard()
 
 
+class GroupUse(Enum):
+    """The part of a sub-group in a training."""
+
+    STEPS = "steps"
+    """The collectives of the steps."""
+    ALIKE = "alike"
+    """The same, and all ranks of the world make as many calls in theirs: the copies and shards of a
+    model."""
+    BESIDE = "beside"
+    """What other threads do beside the steps."""
+
+
 class ProcessGroups:
     """The default process group of one generation."""
 
@@ -70,8 +83,8 @@ class ProcessGroups:
         self._gone = False
         self._forming = False
         self._timeout = self._limit = 0.0
-        self._beside: set[Any] = set()
-        """Sub-groups for what goes on beside the steps."""
+        self._uses: dict[Any, GroupUse] = {}
+        """The sub-groups that were made in `more`."""
 
     def form(self, store: Any, timeout: float, limit: float) -> None:
         """Make it, and prove that every rank can talk to every other.
@@ -135,14 +148,16 @@ class ProcessGroups:
         self._sockets.end(self._mesh.own_fds())
 
     @contextlib.contextmanager
-    def more(self, *, for_collectives: bool = False, beside: bool = False) -> Iterator[None]:
+    def more(
+        self, *, for_collectives: bool = False, use: GroupUse = GroupUse.STEPS
+    ) -> Iterator[None]:
         """Make sub-groups in here, so that their sockets can be cut as well.
 
         Args:
             for_collectives: no rank sends another one messages over them, so that making each of
                 them may have the time limit of forming: gloo waits for a member that has just died
                 here as well. Messages would keep that limit.
-            beside: they are for what other threads do beside the steps.
+            use: their part in the training.
         """
         self._sockets.begin()
         self._forming = True
@@ -156,8 +171,7 @@ class ProcessGroups:
             if for_collectives:
                 for group in made:
                     compat.set_timeout(self._timeout, group)
-            if beside:
-                self._beside |= made
+            self._uses |= dict.fromkeys(made, use)
         finally:
             self.adopt_sockets()
             self._forming = False
@@ -169,7 +183,22 @@ class ProcessGroups:
 
     def collectives(self) -> int:
         """Return how many collectives of the steps this process has begun, in all sub-groups."""
-        return compat.collectives_begun(set(compat.known_groups()) - self._beside)
+        beside = {group for group, use in self._uses.items() if use is GroupUse.BESIDE}
+        return compat.collectives_begun(set(compat.known_groups()) - beside)
+
+    def counter(self) -> Callable[[], int] | None:
+        """Return a function that says how many of the collectives this process has begun that all
+        ranks make alike; from any thread. None: this release of torch does not count them."""
+        default = compat.collective_counter()
+        if default is None:
+            return None
+
+        def count() -> int:
+            uses = tuple(self._uses.items())
+            alike = [group for group, use in uses if use is GroupUse.ALIKE]
+            return default() + compat.collectives_begun(alike)
+
+        return count
 
     def hold(self, thing: Any) -> None:
         """Keep what refers to the group (a DDP wrapper) as long as the group itself."""

@@ -17,6 +17,7 @@ from slurm_resilience.training import state
 from slurm_resilience.training.guards.replica_check import refuse_other_frozen
 from slurm_resilience.training.options import Options
 from slurm_resilience.training.process_group import ProcessGroups
+from slurm_resilience.training.process_group.form import GroupUse
 from slurm_resilience.training.rank_environment import RankEnvironment
 from slurm_resilience.training.recovery.exceptions import Unrecoverable
 from slurm_resilience.training.state import HealFailed, parts, rng
@@ -260,10 +261,10 @@ class Healer:
     def _open(self, group: ProcessGroups) -> None:
         """Make groups of their own for what goes on beside the steps."""
         if self._options.checkpointer is not None:
-            with group.more(for_collectives=True, beside=True):
+            with group.more(for_collectives=True, use=GroupUse.BESIDE):
                 self._disk_group = dist.new_group(backend="gloo")
         if self._options.partner_every:
-            with group.more(beside=True):
+            with group.more(use=GroupUse.BESIDE):
                 beside = dist.new_group(backend="gloo")
             if self._partner is None:
                 self._partner = state.Partner(

@@ -66,7 +66,7 @@ from slurm_resilience.mesh.model import (
 )
 from slurm_resilience.mesh.protocol.membership import Membership
 from slurm_resilience.mesh.protocol.relay import LinkEffect, Relay, Told
-from slurm_resilience.mesh.protocol.world_plan import WorldRules, may_leave
+from slurm_resilience.mesh.protocol.world_plan import WorldRules
 from slurm_resilience.mesh.rendezvous import Rendezvous, SharedDirectory
 from slurm_resilience.mesh.rendezvous_entry import RendezvousEntry
 from slurm_resilience.mesh.transport import STRANGERS, Transport
@@ -274,9 +274,7 @@ class Mesh:
             step: committed steps that its state contains.
         """
         with self._lock:
-            side = self._membership.side
-            me, *_ = present = side.present()
-            return may_leave(me, present, side.rules, step)
+            return self._membership.side.may_leave(SYSTEM_CLOCK.monotonic(), step)
 
     def own_fds(self) -> set[int]:
         """File descriptors of this mesh, which the rest of the program must not close."""

@@ -156,7 +156,8 @@ class FaultPlan:
             NEVER_MET: Random(f"out of reach {seed}"),
             REMOVED: Random(f"removed directory {seed}"),
         }
-        self.removes_directory = self._others[REMOVED].random() < REMOVED_SHARE
+        # Some process dies with it, and one of a calm training does not.
+        self.removes_directory = self._others[REMOVED].random() < REMOVED_SHARE and not calm
         self._empty = Random(f"times of empty seats {seed}")
         random = training.random
         self.until = 1.5 + random.random() * 8.0

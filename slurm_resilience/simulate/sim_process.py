@@ -38,7 +38,6 @@ from slurm_resilience.mesh.events import (
 )
 from slurm_resilience.mesh.messages import Heartbeat, Leaving, Message, Roster
 from slurm_resilience.mesh.model import CloseCause, GenerationEnd, Peer, PeerStatus, Timing, View
-from slurm_resilience.mesh.protocol import world_plan
 from slurm_resilience.mesh.protocol.membership import Membership
 from slurm_resilience.mesh.protocol.relay import LinkEffect, Relay, Told
 from slurm_resilience.mesh.protocol.world_plan import WorldRules
@@ -293,9 +292,7 @@ class SimProcess:
             self._depart()
 
     def _may_leave(self) -> bool:
-        side = self.membership.side
-        me, *_ = present = side.present()
-        return world_plan.may_leave(me, present, side.rules, self.program.step)
+        return self.membership.side.may_leave(self._around.schedule.now, self.program.step)
 
     def _depart(self) -> None:
         self._say_farewell()

@@ -187,6 +187,26 @@ class Side:
         """All living peers with a seat, this process first."""
         return [Member(self.me, self.status), *self.contacts.members()]
 
+    def may_leave(self, now: float, step: int | None = None) -> bool:
+        """Return whether others keep all that this process holds of the model, if it goes now. One
+        that has fallen silent, or is accused of a hang, keeps nothing for sure.
+
+        Args:
+            now: seconds.
+            step: committed steps that its state contains; None: as it has told last.
+        """
+        end = self.generation.end
+        accused = end.culprit if end is not None and end.kind == "hang" else ""
+        sure = [
+            Member(contact.peer, contact.status)
+            for contact in self.contacts.seated()
+            if contact.peer.id != accused and self._is_heard(contact, now)
+        ]
+        return world_plan.may_leave(Member(self.me, self.status), sure, self.rules, step)
+
+    def _is_heard(self, contact: Contact, now: float) -> bool:
+        return now - contact.heard <= HEARD_SHARE * self.silence_limit(contact.peer.node, now)
+
     def busy(self) -> list[Member]:
         """Return those of `present` that are in their block."""
         found = [
@@ -315,7 +335,7 @@ class Side:
         silent = {
             contact.peer.id
             for contact in self.contacts.seated()
-            if now - contact.heard > HEARD_SHARE * self.silence_limit(contact.peer.node, now)
+            if not self._is_heard(contact, now)
         }
         present, size = self.present(), self.rules.replica_size
         return world_plan.last_holders(present, size, silent | doubtful)

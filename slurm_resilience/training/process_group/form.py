@@ -61,7 +61,7 @@ class GroupUse(Enum):
     """The same, and all ranks of the world make as many calls in theirs: the copies and shards of a
     model."""
     BESIDE = "beside"
-    """What other threads do beside the steps."""
+    """For other threads, beside the steps."""
 
 
 class ProcessGroups:

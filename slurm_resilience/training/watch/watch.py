@@ -18,6 +18,7 @@ from slurm_resilience.resume import attempt
 from slurm_resilience.resume.progress.straggler import OwnTimes, Straggler
 from slurm_resilience.training.watch import limit as limits
 from slurm_resilience.training.watch import lockstep, stacks
+from slurm_resilience.training.watch.collective_count import CollectiveCount
 from slurm_resilience.training.watch.hang import HangVerdict, RankSign, judge, judge_returned
 from slurm_resilience.training.watch.progress import COLLECTIVE, PAUSED, RETURNED, Progress
 from slurm_resilience.training.watch.step_times import StepTimes
@@ -80,10 +81,7 @@ class Watch:
         self._progress = Progress(clock)
         self._lockstep = lockstep.Lockstep()
         self._id, self._seat = "", -1
-        self._count: Callable[[], int] | None = None
-        self._count_before = -1
-        """Collectives that this process had entered when its first step in this world began. Until
-        then, what is healed and how differs from rank to rank; -1: no step has begun."""
+        self._count = CollectiveCount()
         self._seen = (-1, clock())
         """Collectives entered, and when that number changed."""
         self._told: object = None
@@ -117,8 +115,7 @@ class Watch:
         if replaced:
             self._times.slow.replaced(seat)
         self._lockstep.enter(world)
-        self._id, self._seat, self._count = id, seat, collectives
-        self._count_before = -1
+        self._id, self._seat, self._count = id, seat, CollectiveCount(collectives)
         self._times.enter()
         self._progress.abandon()
         self._own_times.clear()
@@ -144,8 +141,7 @@ class Watch:
 
     def begin(self, step: int) -> None:
         """Begin a step, or go on with its next batch (accumulated gradients)."""
-        if self._count_before < 0:
-            self._count_before = self._counted()
+        self._count.begin()
         self._progress.begin(step)
         self._lockstep.begin(step)
 
@@ -297,20 +293,11 @@ class Watch:
 
     def _sign(self, now: float) -> RankSign:
         last = self._progress.last
-        count, before = self._counted(), self._count_before
-        # What they do from there on, they all do.
-        count = count - before if count >= before >= 0 else -1
+        count = self._count.since_first_step
         if count != self._seen[0]:
             self._seen = (count, now)
         since = max(0.0, now - max(last.at, self._seen[1]))
         return RankSign(self._id, self._seat, last.step, last.phase, count, since)
-
-    def _counted(self) -> int:
-        """Return the collectives that this process has entered in this world; -1: unknown."""
-        if self._count is not None:
-            with contextlib.suppress(Exception):  # the group is being left
-                return self._count()
-        return -1
 
     def _tell(self, verdict: HangVerdict, own: RankSign) -> None:
         key = (verdict.kind, verdict.culprit, own.step, own.collectives)

@@ -149,7 +149,7 @@ def never(*_: Any) -> bool:
 
 def each_is_dead(self: Relay, number: int, cause: CloseCause, now: float) -> None:
     """Take a speaker's death for that of all the ranks that it spoke for."""
-    lost = list(self._offers.get(number, {})) if cause == "closed" else []
+    lost = list(self._offers.over(number)) if cause == "closed" else []
     DROP_LINK(self, number, cause, now)
     for peer_id in lost:
         self._end(peer_id)

@@ -18,6 +18,7 @@ from slurm_resilience.resume.decide.budgets import (
 )
 from slurm_resilience.resume.decide.classify import Cause, Ending
 from slurm_resilience.resume.decide.plan import NO_WAY_ON, Plan, PlanFacts, plan
+from slurm_resilience.resume.history import nodes_of_others
 from slurm_resilience.slurm.companion_job import memory_words
 from slurm_resilience.slurm.hostlists import fold
 from slurm_resilience.wire.messages import AttemptEnded, LeftNode, NodeVerdict
@@ -271,9 +272,6 @@ class Recovery:
         They may have lost a node at the same time: then Slurm shows no step of theirs, and each
         would take what the other goes on with.
         """
-        # Late: only a fault asks for it.
-        from slurm_resilience.resume.history import nodes_of_others
-
         context, job = self._context, self._context.allocation.job
         machine = context.host_calls
         others = nodes_of_others(

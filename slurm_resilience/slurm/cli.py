@@ -13,6 +13,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from threading import Event
+from typing import TYPE_CHECKING
 
 from slurm_resilience.child_exits import PASSING_ERRORS
 from slurm_resilience.clock import SYSTEM_CLOCK
@@ -36,6 +37,9 @@ from slurm_resilience.slurm.early_questions import EarlyQuestions, Printed
 from slurm_resilience.slurm.hostlists import LastNodeLists, expand, fold
 from slurm_resilience.slurm.node_listing import NodeListing
 from slurm_resilience.slurm.topology import domains_of
+
+if TYPE_CHECKING:
+    from slurm_resilience.slurm.held_allocation import Answer, HeldAllocation
 
 _libc = ctypes.CDLL(None)
 _PR_SET_PDEATHSIG = 1
@@ -85,6 +89,8 @@ class CliClient:
         self._early = early
         self._columns = ""
         self._names: dict[int, str] = {}
+        self._held: dict[int, HeldAllocation] = {}
+        """Helpers, which last as long as this process or until they are merged."""
         self._listing = NodeListing()
         self._node_lists = LastNodeLists()
 
@@ -193,11 +199,14 @@ class CliClient:
             self._run("scancel", *words, f"{self._own_name(job_id)}.{step}")
 
     def cancel_job(self, job_id: int) -> None:
-        with contextlib.suppress(NotFound):
-            self._run("scancel", self._own_name(job_id))
+        try:
+            with contextlib.suppress(NotFound):
+                self._run("scancel", self._own_name(job_id))
+        finally:
+            self._release(job_id)
 
     def allocate_for(self, job: Job, nodes: int, wait: float, stop: Event | None = None) -> int:
-        words = ["--no-shell", f"--nodes={nodes}", "--exclusive", f"--dependency=expand:{job.id}"]
+        words = [f"--nodes={nodes}", "--exclusive", f"--dependency=expand:{job.id}"]
         words += [f"--job-name=sres-{job.id}", "--no-bell", f"--immediate={max(1, round(wait))}"]
         words += [f"--partition={job.partition}"] if job.partition else []
         words += [f"--account={job.account}"] if job.account else []
@@ -207,17 +216,21 @@ class CliClient:
         excluded = dict.fromkeys((*placement.excluded, *job.excluded_nodes))
         words += [f"--exclude={fold(excluded)}"] if excluded else []
         words += [f"--constraint={placement.features}"] if placement.features else []
-        code, text = self._salloc(words, wait + 20, stop)
-        granted = re.search(r"Granted job allocation (\d+)", text)
+        answer = self._ask_salloc(words, wait + 20, stop)
+        helper = answer.job
+        if answer.held is not None:
+            self._held[helper] = answer.held
         if stop is not None and stop.is_set():
-            # It may have got one without having said so.
-            self._run("scancel", f"--name=sres-{job.id}", f"--user={job.uid}")
+            if helper:
+                self.cancel_job(helper)
+            else:
+                # It may have got one without having said so.
+                self._run("scancel", f"--name=sres-{job.id}", f"--user={job.uid}")
             raise SlurmError("salloc was stopped")
-        if code != 0 or not granted:
-            raise _error("salloc", words, text)
-        helper = int(granted[1])
-        # If we are killed before it is merged, no process is left to give it back. Slurm takes
-        # no limit of its own for such a job from salloc.
+        if answer.held is None:
+            raise _error("salloc", words, answer.said)
+        # If salloc is killed together with us, no process is left to give it back. Slurm takes no
+        # limit of its own for such a job from salloc.
         with contextlib.suppress(SlurmError, NotPermitted, NotFound):
             self._run("scontrol", "update", f"jobid={helper}", "timelimit=1", timeout=2.0)
         return helper
@@ -245,32 +258,22 @@ class CliClient:
         words = ("-a", "-r", "-h", "-j", str(job_id), "-o", parse.placement_format(mark))
         return parse.placement(self._run("squeue", *words), mark, job_id)
 
-    def _salloc(self, words: Sequence[str], timeout: float, stop: Event | None) -> tuple[int, str]:
-        """salloc's exit code and what it said. It withdraws its request when ``stop`` is set, and
-        when we die."""
+    def _ask_salloc(self, words: Sequence[str], seconds: float, stop: Event | None) -> Answer:
+        # Late: only a fault needs it.
+        from slurm_resilience.slurm import held_allocation
+
         path = self._path("salloc")
         try:
-            process = subprocess.Popen(
-                [path, *words],
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.STDOUT,
-                text=True,
-                errors="replace",
-                env=environment(),
-                preexec_fn=end_with_parent,
+            return held_allocation.ask(
+                [path, *words], environment(), end_with_parent, seconds, stop
             )
         except OSError as error:
             raise _not_started(path, error) from None
-        deadline = SYSTEM_CLOCK.monotonic() + timeout
-        while True:
-            try:
-                text, _ = process.communicate(timeout=0.05)
-                return process.returncode, text
-            except subprocess.TimeoutExpired:
-                late = SYSTEM_CLOCK.monotonic() > deadline
-                if late or (stop is not None and stop.is_set()):
-                    process.send_signal(signal.SIGKILL if late else signal.SIGTERM)
+
+    def _release(self, helper: int) -> None:
+        held = self._held.pop(helper, None)
+        if held is not None:
+            held.release()
 
     def prefer_requests(
         self, job: Job, nodes: int, companions: Sequence[int] = ()
@@ -325,6 +328,7 @@ class CliClient:
             if update.poll() is None:
                 update.kill()
             update.wait()
+            self._release(helper)
 
     def _job_columns(self) -> str:
         """squeue's columns for `parse.jobs`; the commands do not change while a program runs."""

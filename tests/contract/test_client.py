@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import time
 from collections.abc import Callable
 
@@ -13,6 +15,8 @@ from slurm_resilience.model import REPLACE, Job, Node
 from .conftest import World, step_of
 
 Running = Callable[..., Job]
+HELPER_LIMIT = 60.0
+"""Seconds: what a helper is given in case that nothing else ends it."""
 
 
 def of(world: World, name: str) -> Node:
@@ -313,6 +317,24 @@ def test_a_node_is_swapped(world: World, running: Running) -> None:
     assert set(nodes) == {*job.nodes[:2], spare}
     assert set(world.client.job(job.id).nodes) == set(nodes)
     world.until(lambda: gone(world, helper), "the helper is gone")
+
+
+def test_a_helper_ends_with_the_process_that_asked_for_it(world: World, running: Running) -> None:
+    """However it ends: a helper that was not merged would keep its node for the job's time."""
+    if not world.is_real:
+        pytest.skip("the fake has no processes")
+    job = running(3)
+    wanted = world.client.job(job.id)
+    pid = os.fork()
+    if pid == 0:
+        try:
+            world.client.allocate_for(wanted, 1, 30.0)
+        finally:
+            os.kill(os.getpid(), signal.SIGKILL)
+    os.waitpid(pid, 0)
+    killed = time.monotonic()
+    world.until(lambda: [j.id for j in world.client.jobs()] == [job.id], "no helper is left")
+    assert time.monotonic() - killed < HELPER_LIMIT, "it ended at its limit alone"
 
 
 def test_no_idle_node_is_a_refusal_and_leaves_nothing(world: World, running: Running) -> None:

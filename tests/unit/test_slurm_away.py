@@ -36,7 +36,7 @@ def test_an_order_without_an_answer_may_be_given_again(tmp_path: Path, said: str
 CALLS: dict[str, Callable[[CliClient], object]] = {
     "a question": lambda client: client.job(7),
     "an order": lambda client: client.requeue(7),
-    "a request for nodes": lambda client: client._salloc([], 1.0, None),
+    "a request for nodes": lambda client: client._ask_salloc([], 1.0, None),
     "an allocation": lambda client: client.allocate_for(Job(7, 0, "RUNNING"), 1, 1.0),
 }
 

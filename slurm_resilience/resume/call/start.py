@@ -40,6 +40,7 @@ LATE = (
     "slurm_resilience.resume.observing",
     "slurm_resilience.resume.progress.stack_gathering",
     "slurm_resilience.resume.requeue_report",
+    "slurm_resilience.slurm.held_allocation",
     "slurm_resilience.slurm.slurmd_port",
     "slurm_resilience.wire.client",
 )

@@ -105,6 +105,10 @@ class SupervisorProcess:
     """The thread that has its turn; None: the supervisor's own."""
 
 
+GIVE_UP_SECONDS = 10.0
+"""A command that gets no answer ends by itself after this time."""
+
+
 @dataclass
 class JobBooks:
     """Slurm's plans for the job."""

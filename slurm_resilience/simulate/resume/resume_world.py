@@ -27,6 +27,7 @@ from slurm_resilience.simulate.resume.resume_rules import (
     StartedAttempt,
 )
 from slurm_resilience.simulate.resume.resume_state import (
+    GIVE_UP_SECONDS,
     JobBooks,
     SeenByRules,
     SiteSettings,
@@ -372,8 +373,10 @@ class ResumeWorld:
     def attempt_ended(self, outcome: str) -> None:
         """Check that an end is taken for a person's only where a person has done something."""
         seen, now = self.seen, self.schedule.now
-        # Slurm signals the script as it ends or requeues a job, and does not answer why.
-        away = now < max(self.books.slurmctld_back, self.books.answers_well)
+        # Slurm signals the script as it ends or requeues a job, and does not answer why. A question
+        # that was lost is waited for.
+        asked_well = self.books.answers_well + GIVE_UP_SECONDS
+        away = now < max(self.books.slurmctld_back, asked_well)
         unknown = self.job.state != "RUNNING" and away
         if outcome.startswith(GIVEN_UP_FOR_PERSON) and not (
             seen.person_acted or self.is_fooled or unknown

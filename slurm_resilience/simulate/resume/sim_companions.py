@@ -105,6 +105,8 @@ class SimCompanions:
         world.note(f"companion {number} on {','.join(companion.nodes)} is ended by {by}")
         nodes = {name: world.nodes[name] for name in companion.granted}
         bad = {n for n, node in nodes.items() if node.shown.is_fail or node.shown.is_down}
+        # Given back whole for one on which no task could be started, too.
+        bad |= {world.step_life.failed_launch[1]} & nodes.keys()
         if bad:
             self.unused.update(nodes.keys() - bad)
         for step in list(world.steps.values()):

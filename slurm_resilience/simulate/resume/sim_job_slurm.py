@@ -11,14 +11,13 @@ import msgspec
 from slurm_resilience.errors import NotFound, SlurmError, SlurmUnreachable
 from slurm_resilience.model import Job, Node
 from slurm_resilience.simulate.resume.resume_rules import ResumeRule
+from slurm_resilience.simulate.resume.resume_state import GIVE_UP_SECONDS
 from slurm_resilience.simulate.resume.resume_world import ResumeWorld
 from slurm_resilience.slurm.client import ClusterInfo, StepInfo
 from slurm_resilience.slurm.companion_job import CompanionRequest, FoundCompanion
 
 Answer = TypeVar("Answer")
 HELPER_BASE = 1000
-GIVE_UP_SECONDS = 10.0
-"""A command that gets no answer ends by itself after this time."""
 
 
 class SimJobSlurm:

@@ -399,6 +399,11 @@ MUTATIONS: dict[str, tuple[ResumeRule, tuple[ResumeFault, ...], tuple[Patch, ...
         (Kind.INTERRUPT,),
         ((hang_rule, "learn_limit", lambda _, floor: floor),),
     ),
+    "a node whose slurmd is away is tried again": (
+        ResumeRule.LAUNCH,
+        (Kind.SLURMD_AWAY,),
+        ((evidence, "_silent", lambda *_: {}),),
+    ),
     "a program with a bug is started for ever": (
         ResumeRule.ENDS,
         (Kind.TASK_CRASHES,),

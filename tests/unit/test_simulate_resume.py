@@ -172,6 +172,8 @@ ONCE_BROKEN = (
     *(201050493, 201056622),
     # A training stood still while slurmctld was away, and was never watched: the log went silent.
     301040667,
+    # A node died after a training, and had left the job before srun was told of it: success.
+    701006846,
     # A companion was given back for one of its nodes, and the other came back: the rule's fault.
     2000930765,
     # Words of a task's own srun, in a step that a node was left of, just before it ended well.

@@ -592,8 +592,7 @@ class LiveStep:
             asked.
         """
         slots, allocation = self._plan.seat_map.slots, self._context.allocation
-        node_of_seat = {seat: slot.node for slot in slots for seat in slot.seats}
-        seats = self._steps.seats_unheard_of(node_of_seat)
+        seats = self._steps.seats_unheard_of()
         silent = [slot.node for slot in slots if seats & set(slot.seats)]
         if not silent:
             return {}, 0

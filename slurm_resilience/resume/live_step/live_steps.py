@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping, Sequence, Set
+from collections.abc import Collection, Iterator, Sequence, Set
 from enum import Enum
 from typing import TYPE_CHECKING
 
@@ -470,22 +470,17 @@ class LiveSteps:
             for srun in self
         )
 
-    def seats_unheard_of(self, node_of_seat: Mapping[int, str]) -> set[int]:
+    def seats_unheard_of(self) -> set[int]:
         """Return the seats of which no end is known, though their srun has ended, or was released
         since Slurm said that the step is over.
 
-        Args:
-            node_of_seat: the node of each seat, as it is now.
+        One that has waited for all others tells of those that failed; but no srun is told of a node
+        that sresctld takes out of the job.
         """
         unheard = set()
         for srun in self:
             if srun.step.code and not self._tells_all(srun):
-                silent = self._counted_seats(srun) - self._seats_ended(srun)
-                if srun.step.heard_all:
-                    # It waits for the others, and tells of those that fail.
-                    given_up = srun.step.failed_nodes
-                    silent = {seat for seat in silent if node_of_seat.get(seat) in given_up}
-                unheard |= silent
+                unheard |= self._counted_seats(srun) - self._seats_ended(srun)
         return unheard
 
     @property

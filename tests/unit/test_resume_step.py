@@ -260,6 +260,24 @@ def test_whether_only_its_tasks_ends_ended_it(line: str, by_itself: bool) -> Non
 
 
 @pytest.mark.parametrize(
+    ("line", "heard"),
+    [
+        (KILLED, True),
+        (ABORTED, True),
+        (f"{CANCELLED} ***".replace("8.0", "9.0"), True),
+        (f"{CANCELLED} ***", False),
+        (f"{CANCELLED} DUE TO NODE FAILURE, SEE SLURMCTLD LOG FOR DETAILS ***", False),
+        ("srun: error: Timed out waiting for job step to complete", False),
+        ("srun: forcing job termination", False),
+    ],
+)
+def test_whether_srun_has_heard_of_the_end_of_each_task(line: str, heard: bool) -> None:
+    step = run(line)
+    step.name = "8.0"
+    assert step.heard_all is heard
+
+
+@pytest.mark.parametrize(
     ("program", "code", "killed_by"), [("exit 255", 255, 0), ("kill -TERM $$", 143, signal.SIGTERM)]
 )
 def test_codes(program: str, code: int, killed_by: int) -> None:

@@ -592,10 +592,12 @@ class LiveStep:
             asked.
         """
         slots, allocation = self._plan.seat_map.slots, self._context.allocation
-        seats = self._steps.seats_unheard_of()
+        node_of_seat = {seat: slot.node for slot in slots for seat in slot.seats}
+        seats, vouched = self._steps.seats_unheard_of(node_of_seat)
         silent = [slot.node for slot in slots if seats & set(slot.seats)]
         if not silent:
-            return {}, 0
+            names = [slot.node for slot in slots if vouched & set(slot.seats)]
+            return (allocation.given_up(names), 0) if names else ({}, 0)
         try:
             over = allocation.refresh() not in ("RUNNING", "SUSPENDED")
         except SresError:

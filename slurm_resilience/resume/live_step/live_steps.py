@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence, Set
+from collections.abc import Collection, Iterator, Mapping, Sequence, Set
 from enum import Enum
 from typing import TYPE_CHECKING
 
@@ -470,18 +470,29 @@ class LiveSteps:
             for srun in self
         )
 
-    def seats_unheard_of(self) -> set[int]:
+    def seats_unheard_of(self, node_of_seat: Mapping[int, str]) -> tuple[set[int], set[int]]:
         """Return the seats of which no end is known, though their srun has ended, or was released
         since Slurm said that the step is over.
 
-        One that has waited for all others tells of those that failed; but no srun is told of a node
-        that sresctld takes out of the job.
+        Args:
+            node_of_seat: the node of each seat, as it is now.
+
+        Returns:
+            Those that may have failed; and those that have ended well by the word of their srun: it
+            has waited for them, and tells of the others. But no srun is told of a node that
+            sresctld takes out of the job.
         """
-        unheard = set()
+        unheard, vouched = set[int](), set[int]()
         for srun in self:
             if srun.step.code and not self._tells_all(srun):
-                unheard |= self._counted_seats(srun) - self._seats_ended(srun)
-        return unheard
+                silent = self._counted_seats(srun) - self._seats_ended(srun)
+                if srun.step.heard_all:
+                    given_up = srun.step.failed_nodes
+                    well = {seat for seat in silent if node_of_seat.get(seat) not in given_up}
+                    vouched |= well
+                    silent -= well
+                unheard |= silent
+        return unheard, vouched
 
     @property
     def awaits_words(self) -> bool:

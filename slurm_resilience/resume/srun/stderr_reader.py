@@ -18,6 +18,7 @@ _CANCELLED = (
     rb"CANCELLED AT [0-9T:.-]+ (?P<why>\*\*\*|DUE to SIGNAL \w+|DUE TO TIME LIMIT)"
 )
 # The same for any cause, such as the end of the job.
+_ENDED_BY_SLURM = rb"\*\*\* STEP (\S+) ON \S+ CANCELLED AT "
 # What srun prints when a signal made it end its step.
 _FORCED = b"srun: forcing job termination"
 # What srun prints when it is told that its step is over, and an error of its own that would be the
@@ -123,6 +124,8 @@ class StderrReader:
         self.cancelled_steps: frozenset[str] = frozenset()
         """Slurm ended these steps for a person, or at their time limit: ours, and any that a task
         prints of."""
+        self.ended_steps: frozenset[str] = frozenset()
+        """slurmstepd told that it ends these, for whatever cause."""
         self.timed_out_steps: frozenset[str] = frozenset()
         self.failed_nodes: frozenset[str] = frozenset()
         """Slurm gave these nodes up while the step ran."""
@@ -167,6 +170,9 @@ class StderrReader:
         if re.search(_SRUN_ENDS, text):
             self.report |= SrunReport.ENDED_BY_SRUN
         by_srun = SrunReport.ENDED_BY_SRUN in self.report
+        if b"CANCELLED AT" in text:
+            names = re.findall(_ENDED_BY_SLURM, text)[:_MOST_STEPS]
+            self.ended_steps |= {name.decode("utf-8", "replace") for name in names}
         if b"CANCELLED AT" in text and not by_srun:
             self._read_cancelled(text)
         if _FORCED in text:

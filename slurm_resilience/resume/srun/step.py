@@ -297,6 +297,16 @@ class SrunStep:
         return SrunReport.ENDED_FROM_OUTSIDE in self._stderr.report
 
     @property
+    def heard_all(self) -> bool:
+        """Return whether srun has ended, and has waited for the end of each task on the nodes that
+        Slurm has not given up: then it has told of each that failed. Words on the end of another
+        step, which a task may print, are no reason against it."""
+        gave_up = self._stderr.report & (SrunReport.FORCED | SrunReport.TIMED_OUT)
+        by_slurm = any(map(self._is_own, self._stderr.ended_steps))
+        by_us = self._by_us.killed_srun
+        return not (self.running or self.killed_by or by_us or gave_up or by_slurm)
+
+    @property
     def ended_tasks(self) -> list[EndedTasks]:
         """Return what srun reported of tasks that did not end well."""
         return self._stderr.ended_tasks

@@ -24,7 +24,8 @@ LOOK_SECONDS = 0.05
 RELEASE_SECONDS = 5.0
 """For salloc to give an allocation back, which is empty by then, or was cancelled."""
 _GRANTED = re.compile(r"Granted job allocation (\d+)")
-_NAMED = re.compile(r"job(?: allocation)? (\d+)")
+# Its own words alone: a complaint may name the job that is to be expanded.
+_PENDING = re.compile(r"Pending job allocation (\d+)")
 _READ_BYTES = 65536
 
 
@@ -40,8 +41,8 @@ class Answer(NamedTuple):
 
     @property
     def job(self) -> int:
-        """Return the job that salloc named, granted or not; 0: it named none."""
-        found = _GRANTED.search(self.said) or _NAMED.search(self.said)
+        """Return the job that salloc got, or waited for; 0: it named none."""
+        found = _GRANTED.search(self.said) or _PENDING.search(self.said)
         return int(found[1]) if found else 0
 
 

@@ -156,13 +156,19 @@ def test_a_job_is_requeued_by_its_supervisor_once_slurmctld_is_back(
     wait_for(lambda: lab.run(shown).stdout.strip() == "PENDING", 60, log)
 
 
+def prolog_that_fails_on(node: str, folder: Path) -> Path:
+    """A site's prolog."""
+    prolog = folder / "prolog"
+    prolog.write_text(f'#!/bin/sh\n[ "$SLURMD_NODENAME" != {node} ]\n')
+    prolog.chmod(0o755)
+    return prolog
+
+
 def test_a_second_allocation_whose_prolog_fails_is_told_of(
     fresh_lab: Callable[[LabSpec], Lab], built_plugin: Path, tmp_path: Path, wait_for: WaitFor
 ) -> None:
     """Another one follows where its node is known; where it is gone too soon, a requeue."""
-    prolog = tmp_path / "prolog"
-    prolog.write_text('#!/bin/sh\n[ "$SLURMD_NODENAME" != n4 ]\n')
-    prolog.chmod(0o755)
+    prolog = prolog_that_fails_on("n4", tmp_path)
     lab = fresh_lab(
         LabSpec(
             nodes=5,
@@ -186,9 +192,7 @@ def test_a_job_that_is_held_for_the_prolog_of_its_new_node_tells_so(
     fresh_lab: Callable[[LabSpec], Lab], built_plugin: Path, tmp_path: Path, wait_for: WaitFor
 ) -> None:
     """The spare's prolog runs as the step starts there, and Slurm requeues the job for it."""
-    prolog = tmp_path / "prolog"
-    prolog.write_text('#!/bin/sh\n[ "$SLURMD_NODENAME" != n4 ]\n')
-    prolog.chmod(0o755)
+    prolog = prolog_that_fails_on("n4", tmp_path)
     slurm = {"Prolog": str(prolog), "KillWait": "5"}
     lab = fresh_lab(LabSpec(nodes=4, network=True, plugin=built_plugin, options=slurm))
     job = Job(lab, tmp_path, srun="srun --auto-resume=1 --auto-resume-spares=1")

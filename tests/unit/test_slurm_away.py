@@ -13,6 +13,7 @@ import pytest
 from slurm_resilience.errors import MissingTool, SlurmUnreachable
 from slurm_resilience.model import Job
 from slurm_resilience.slurm.cli import CliClient
+from slurm_resilience.slurm.held_allocation import Answer
 
 
 @pytest.mark.parametrize(
@@ -67,3 +68,17 @@ def test_what_is_no_program_is_not_tried_again(tmp_path: Path) -> None:
     (tmp_path / "squeue").chmod(0o755)
     with pytest.raises(MissingTool, match="cannot be started"):
         CliClient(str(tmp_path)).job(7)
+
+
+@pytest.mark.parametrize(
+    ("said", "number"),
+    [
+        ("salloc: Pending job allocation 18\nsalloc: job 18 queued and waiting", 18),
+        ("salloc: Pending job allocation 18\nsalloc: Granted job allocation 18", 18),
+        ("salloc: error: job 17 cannot be expanded", 0),
+        ("", 0),
+    ],
+)
+def test_the_job_that_is_to_be_expanded_is_not_taken_for_its_helper(said: str, number: int) -> None:
+    """A request that is withdrawn is cancelled by its number."""
+    assert Answer(None, 1, said).job == number

@@ -97,7 +97,7 @@ def test_a_line_from_before_counts_by_its_own_time(tmp_path: Path) -> None:
     one = Following(tmp_path / "later")
     one.drill.change(ChangeDrill("open", 600.0))
     now = time.monotonic()
-    for bus, uptime in ((1, now - 500.0), (2, now + 1.0), (3, now + 700.0)):
+    for bus, uptime in ((1, now / 2), (2, now + 1.0), (3, now + 700.0)):
         line = f"12,1,{int(uptime * 1e6)},-;{XID % (bus, 79)}"
         one.follower.feed(line, 0.0, is_from_before=True)
     severities = {f.subject: f.severity for f in one.outbox.kernel_findings()}

@@ -32,10 +32,13 @@ bool sres_config_complain(const struct sres_config *config)
 	return true;
 }
 
-bool sres_take_guard(void)
+bool sres_take_guard(pid_t *parent)
 {
 	const char *guard = getenv(GUARD);
-	bool supervised = guard != NULL && strcmp(guard, "1") == 0;
+	long number = guard != NULL ? strtol(guard, NULL, 10) : 0;
+	bool supervised = number > 0;
+
+	*parent = number > 1 ? (pid_t)number : 0;
 
 	/* A task that saw the guard could not have its own flagged srun supervised. */
 	unsetenv(GUARD);

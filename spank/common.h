@@ -9,6 +9,7 @@
 #define SRES_COMMON_H
 
 #include <stdbool.h>
+#include <sys/types.h>
 
 #include <slurm/spank.h>
 
@@ -19,7 +20,7 @@
  * in them, and of the datagrams. resume/srun/env_option.py has the same number.
  */
 #ifndef SRES_PROTOCOL /* tests build a plugin of another release */
-#define SRES_PROTOCOL 3
+#define SRES_PROTOCOL 4
 #endif
 #define SRES_TEXT(number) SRES_TEXT_(number)
 #define SRES_TEXT_(number) #number
@@ -39,9 +40,10 @@ bool sres_config_complain(const struct sres_config *config);
 
 /*
  * Take the supervisor's mark out of the environment. True when it was set: the supervisor started this
- * srun, which must not be handed over again.
+ * srun, which must not be handed over again. `parent` is the supervisor's process then, where this srun is its child,
+ * else 0.
  */
-bool sres_take_guard(void);
+bool sres_take_guard(pid_t *parent);
 
 /*
  * Take what names the attempt out of the environment: a task submits a job, which is none of the attempt's. Its

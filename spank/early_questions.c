@@ -26,6 +26,7 @@
 #define NEXT_WORD "\x1f"
 #define MOST_WORDS 9 /* with the NULL behind them */
 #define MOST_COMMANDS 5
+#define NICENESS 10
 #define JOB_FIELDS "AUTBDhbPaqvLNj"
 #define JOB_COLUMNS "JobID:16,Requeue:8,RestartCnt:12,BatchFlag:8"
 /* Releases before it do not have the column, or leave it empty; the supervisor asks again where this is wrong. */
@@ -136,6 +137,8 @@ static void ask(const char *directory, char **environment)
 	/* The kernel keeps no exit code of a child whose parent ignores this signal. */
 	signal(SIGCHLD, SIG_DFL);
 	signal(SIGPIPE, SIG_IGN);
+	/* They are answered before the interpreter has loaded all, and may not keep a processor from it. */
+	setpriority(PRIO_PROCESS, 0, NICENESS);
 	for (size_t i = 0; i < asked; i++)
 		pids[i] = start(directory, &commands[i], environment);
 	for (size_t left = asked; left > 0; left--) {

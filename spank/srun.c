@@ -7,6 +7,8 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/prctl.h>
+#include <sys/types.h>
 #include <unistd.h>
 
 #include "common.h"
@@ -198,6 +200,19 @@ static void register_more(spank_t sp)
 	}
 }
 
+/*
+ * kill -9 of the supervisor must end the step, as it does with plain srun. Where a program of the site's stands between
+ * the two, it is no matter of ours.
+ */
+static void end_with(pid_t parent)
+{
+	if (getppid() == parent)
+		prctl(PR_SET_PDEATHSIG, SIGKILL, 0, 0, 0);
+	/* It has ended before that. */
+	if (getppid() != parent && kill(parent, 0) != 0 && errno == ESRCH)
+		_exit(1);
+}
+
 int sres_srun_init(spank_t sp, int ac, char *av[])
 {
 	struct spank_option auto_resume = {
@@ -223,8 +238,12 @@ int sres_srun_init(spank_t sp, int ac, char *av[])
 		.cb = on_report_option,
 	};
 
+	pid_t parent;
+
 	config = sres_config_parse(ac, av);
-	supervised = sres_take_guard();
+	supervised = sres_take_guard(&parent);
+	if (parent != 0)
+		end_with(parent);
 	/* With this gone, Slurm calls on_auto_resume for the command line only. */
 	unsetenv(OPTION_FROM_JOB);
 	unset_more(MORE_FROM_JOB);

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
 from collections.abc import Callable, Mapping, Sequence
 
 import msgspec
@@ -25,6 +24,7 @@ from slurm_resilience.resume.srun.command import PLACEMENT, tasks_by_node
 from slurm_resilience.resume.srun.environment import Attempt, srun_environment, step_variables
 from slurm_resilience.resume.srun.output_files import appending, mark
 from slurm_resilience.resume.srun.srun_options import SrunCommand
+from slurm_resilience.resume.srun.srun_process import NO_INPUT
 from slurm_resilience.resume.srun.step import SrunStep
 from slurm_resilience.resume.srun.task_reports import StepReports
 from slurm_resilience.slurm.client import StepInfo
@@ -230,7 +230,7 @@ def start_companion_step(
                 on_news=context.wake.set,
                 clock=context.clock,
                 # The main job's srun reads what there is to be read.
-                stdin=subprocess.DEVNULL,
+                stdin=NO_INPUT,
                 name=f"{part.job}.",
                 reports=reports,
                 numbers=part_numbers(context.command, context.environment, attempt, part),

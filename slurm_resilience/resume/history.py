@@ -32,7 +32,7 @@ KEEP_SECONDS = 30 * 86400.0
 LOST = "its supervisor was lost"
 LATEST_SECONDS = 1e11
 """Seconds since the epoch that a date can be made of."""
-_NAME = re.compile(r"[A-Za-z0-9_.-]{1,255}")
+_NAME = r"[A-Za-z0-9_.-]{1,255}"
 
 
 class PastAttempt(msgspec.Struct, frozen=True):
@@ -281,7 +281,7 @@ def _makes_sense(past: PastAttempt) -> bool:
     ending = past.ending
     times = (past.started, *((ending.ran_for, ending.ended_at) if ending is not None else ()))
     spent = (past.lost_seconds or 0.0, *past.stopped.values(), *past.phases.values())
-    known_nodes = all(map(_NAME.fullmatch, past.nodes))
+    known_nodes = all(re.fullmatch(_NAME, name) for name in past.nodes)
     return (
         known_nodes
         and all(0.0 <= at <= LATEST_SECONDS for at in times)

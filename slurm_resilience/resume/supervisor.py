@@ -46,6 +46,9 @@ if TYPE_CHECKING:
     from slurm_resilience.resume.live_step.training import TrainingWatch
     from slurm_resilience.resume.recovery import NextAttempt, Recovery
 
+STEP_FIRST_SECONDS = 0.01
+"""For srun and Slurm to make a first step. What watches it is loaded then: on a small machine the
+step would wait for the processors."""
 LOOK_SECONDS = 10.0
 """Between two looks whether the fence stands, at a step that goes on without help."""
 
@@ -198,6 +201,8 @@ class Supervisor:
                     return self._code_without_step()
                 is_first = step is None
                 planned, step = started
+                if is_first:
+                    self._context.clock.wait(self._context.wake, STEP_FIRST_SECONDS)
                 if is_first and not self._fence.restarts:
                     # What it loads, it loads while srun makes the step: the step would wait for it
                     # longer than sresctld hears of it earlier.

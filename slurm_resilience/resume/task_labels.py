@@ -13,7 +13,7 @@ import msgspec
 
 from slurm_resilience.resume.srun.srun_options import SrunCommand
 
-_LABEL = re.compile(rb" *(\d+): ")
+_LABEL = rb" *(\d+): "
 
 
 class TaskNumbers(msgspec.Struct, frozen=True):
@@ -53,7 +53,7 @@ class TaskLabels:
         return self._numbered(rest)
 
     def _numbered(self, line: bytes) -> bytes:
-        label = _LABEL.match(line)
+        label = re.match(_LABEL, line)
         if label is None or int(label[1]) >= len(self._numbers.tasks):
             return line  # of srun itself
         width = len(str(self._numbers.total - 1))

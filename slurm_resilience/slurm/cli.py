@@ -3,12 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import os
 import re
-import resource
-import signal
-import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -33,16 +29,15 @@ from slurm_resilience.slurm.companion_job import (
     companion_script,
     companion_words,
 )
-from slurm_resilience.slurm.early_questions import EarlyQuestions, Printed
+from slurm_resilience.slurm.early_questions import EarlyQuestions, Printed, Unanswered
 from slurm_resilience.slurm.hostlists import LastNodeLists, expand, fold
 from slurm_resilience.slurm.node_listing import NodeListing
 from slurm_resilience.slurm.topology import domains_of
 
 if TYPE_CHECKING:
-    from slurm_resilience.slurm.held_allocation import Answer, HeldAllocation
+    import subprocess
 
-_libc = ctypes.CDLL(None)
-_PR_SET_PDEATHSIG = 1
+    from slurm_resilience.slurm.held_allocation import Answer, HeldAllocation
 
 # The patterns are compiled when a command fails: no supervised step waits for it.
 _KINDS: tuple[tuple[type[SlurmError | NotFound | NotPermitted], str], ...] = (
@@ -264,9 +259,7 @@ class CliClient:
 
         path = self._path("salloc")
         try:
-            return held_allocation.ask(
-                [path, *words], environment(), end_with_parent, seconds, stop
-            )
+            return held_allocation.ask([path, *words], environment(), seconds, stop)
         except OSError as error:
             raise _not_started(path, error) from None
 
@@ -300,14 +293,7 @@ class CliClient:
         self._run("scontrol", "update", f"jobid={int(helper)}", "numnodes=0")
         argv = [self._path("scontrol"), "update", f"jobid={self._own_name(job_id)}", "numnodes=ALL"]
         try:
-            update = subprocess.Popen(
-                argv,
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.STDOUT,
-                text=True,
-                env=environment(),
-            )
+            update = _start(argv)
         except OSError as error:
             raise _not_started(argv[0], error) from None
         deadline = SYSTEM_CLOCK.monotonic() + timeout
@@ -375,18 +361,18 @@ class CliClient:
         argv = [self._path(program), *words]
         try:
             early = self._early and self._early.answer(argv, timeout or self._timeout)
-            done = _ended(early) if early else _run(argv, stdin, timeout or self._timeout)
-        except subprocess.TimeoutExpired:
+            done = early or _run(argv, stdin, timeout or self._timeout)
+        except Unanswered:
             raise SlurmUnreachable(
                 f"{program} {words[0] if words else ''} gave no answer within "
                 f"{timeout or self._timeout:g} s"
             ) from None
         except OSError as error:
             raise _not_started(argv[0], error) from None
-        printed = done.stdout
-        _note(argv, done.returncode)
-        if done.returncode != 0 or _complained(program, done.stderr):
-            raise _error(program, words, done.stderr or printed)
+        printed, errors = _lines(done.output), _lines(done.errors)
+        _note(argv, done.code)
+        if done.code != 0 or _complained(program, errors):
+            raise _error(program, words, errors or printed)
         if printed and not printed.endswith("\n"):
             # Memory was full, say, which Slurm's commands do not check. The rest of a state may be
             # what says that a node is out of service.
@@ -394,34 +380,60 @@ class CliClient:
         return printed
 
 
-def _run(
-    argv: Sequence[str], stdin: str | None, timeout: float
-) -> subprocess.CompletedProcess[str]:
+def _run(argv: Sequence[str], stdin: str | None, timeout: float) -> Printed:
+    """Run a command to its end.
+
+    Raises:
+        OSError: it cannot be started.
+        Unanswered: it took longer.
+    """
+    # Late: the plugin has started all commands that a step's start needs.
+    import resource
+    import subprocess
+
     # Into a file of memory: through a pipe, each of the 2,000 pieces in which scontrol prints
     # 10,000 nodes would wake us.
     # But where `ulimit -f` counts for that file as for any.
     limited = resource.getrlimit(resource.RLIMIT_FSIZE)[0] != resource.RLIM_INFINITY
     with os.fdopen(os.memfd_create("output"), "w+b") as output:
-        done = subprocess.run(
-            argv,
-            stdin=subprocess.DEVNULL if stdin is None else None,
-            input=stdin,
-            stdout=subprocess.PIPE if limited else output,
-            stderr=subprocess.PIPE,
-            text=True,
-            errors="replace",
-            timeout=timeout,
-            env=environment(),
-            check=False,
-        )
+        try:
+            done = subprocess.run(
+                argv,
+                stdin=subprocess.DEVNULL if stdin is None else None,
+                input=stdin.encode() if stdin is not None else None,
+                stdout=subprocess.PIPE if limited else output,
+                stderr=subprocess.PIPE,
+                timeout=timeout,
+                env=environment(),
+                check=False,
+            )
+        except subprocess.TimeoutExpired:
+            raise Unanswered from None
         if not limited:
             output.seek(0)
-            done.stdout = _lines(output.read())
-    return done
+            done.stdout = output.read()
+    return Printed(done.returncode, done.stdout, done.stderr)
 
 
-def _ended(early: Printed) -> subprocess.CompletedProcess[str]:
-    return subprocess.CompletedProcess((), early.code, _lines(early.output), _lines(early.errors))
+def _start(argv: Sequence[str]) -> subprocess.Popen[str]:
+    """Start a command that is watched from the side; its two outputs are one."""
+    import subprocess  # late: as above
+
+    return subprocess.Popen(
+        argv,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        env=environment(),
+    )
+
+
+def _wait_for_exit(process: subprocess.Popen[str], seconds: float) -> None:
+    import subprocess  # late: as above
+
+    with contextlib.suppress(subprocess.TimeoutExpired):
+        process.wait(timeout=seconds)
 
 
 def _not_started(path: str, error: OSError) -> SlurmUnreachable | MissingTool:
@@ -445,12 +457,6 @@ def _lines(printed: bytes) -> str:
     return text.replace("\r\n", "\n").replace("\r", "\n") if "\r" in text else text
 
 
-def end_with_parent() -> None:
-    """In a child: TERM when the thread that started it ends; no signal blocked."""
-    signal.pthread_sigmask(signal.SIG_SETMASK, [])
-    _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGTERM, 0, 0, 0)
-
-
 def environment() -> dict[str, str]:
     """Return this process's environment without the job's own SLURM_* and squeue's format
     variables: they would change what the commands do and print."""
@@ -462,13 +468,6 @@ def environment() -> dict[str, str]:
         if name in kept or not name.startswith(prefixes)
     }
     return env | {"LC_ALL": "C", "SLURM_TIME_FORMAT": "standard"}
-
-
-def _wait_for_exit(process: subprocess.Popen[str], seconds: float) -> None:
-    try:
-        process.wait(timeout=seconds)
-    except subprocess.TimeoutExpired:
-        return
 
 
 def _complained(program: str, stderr: str) -> bool:

@@ -15,10 +15,8 @@ import msgspec
 
 from slurm_resilience.model import Job
 
-_NAME = re.compile(
-    r"sres-companion-of-(?P<job>\d{1,10})\.(?P<restarts>\d{1,10})-(?P<supervisor>\d{1,10})"
-)
-_GRES_KIND = re.compile(r"^gres[:/]")
+_NAME = r"sres-companion-of-(?P<job>\d{1,10})\.(?P<restarts>\d{1,10})-(?P<supervisor>\d{1,10})"
+_GRES_KIND = r"^gres[:/]"
 _HOLDING = ("RUNNING", "SUSPENDED", "COMPLETING")
 """States of a job that has its nodes."""
 COMPANION_JOB = "SRES_COMPANION_JOB"
@@ -98,7 +96,7 @@ def companion_name(job: int, restarts: int, supervisor: int) -> str:
 
 def companion_of(number: int, name: str) -> FoundCompanion | None:
     """Return what a job's name tells; None: it is no companion's."""
-    match = _NAME.fullmatch(name.strip())
+    match = re.fullmatch(_NAME, name.strip())
     if match is None:
         return None
     return FoundCompanion(
@@ -153,7 +151,7 @@ def companion_words(request: CompanionRequest) -> list[str]:
     words = ["--parsable", f"--nodes={request.nodes}", "--exclusive", "--no-requeue"]
     words += [f"--job-name={name}", f"--comment=companion-of={job.id}", f"--time={_limit(job)}"]
     words += ["--output=/dev/null", "--chdir=/", *request.memory]
-    words += [f"--gres={_GRES_KIND.sub('', job.gres)}"] if job.gres else []
+    words += [f"--gres={re.sub(_GRES_KIND, '', job.gres)}"] if job.gres else []
     words += [f"--partition={job.partition}"] if job.partition else []
     words += [f"--account={job.account}"] if job.account else []
     words += [f"--qos={job.qos}"] if job.qos else []

@@ -10,7 +10,6 @@ import contextlib
 import os
 import select
 import signal
-import subprocess
 import sys
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -22,6 +21,10 @@ _NEXT_COMMAND = "\x1e"
 _NEXT_WORD = "\x1f"
 NUMBER_BYTES = 4
 """The size of each number in what is told of a command's end: its place in the list, its status."""
+
+
+class Unanswered(Exception):
+    """A command took longer than it may."""
 
 
 class Printed(NamedTuple):
@@ -85,7 +88,7 @@ class EarlyQuestions:
             timeout: seconds that it may still take.
 
         Raises:
-            subprocess.TimeoutExpired: it took longer.
+            Unanswered: it took longer.
         """
         command = self._commands.pop(tuple(argv), None)
         if command is None:
@@ -97,7 +100,7 @@ class EarlyQuestions:
             output, errors = _read(command.output), _read(command.errors)
             return Printed(os.waitstatus_to_exitcode(status), output, errors)
         except TimeoutError:
-            raise subprocess.TimeoutExpired(argv, timeout) from None
+            raise Unanswered from None
         except (OSError, ValueError):
             # It cannot be read: the caller asks himself.
             return None

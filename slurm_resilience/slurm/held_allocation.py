@@ -13,10 +13,11 @@ import re
 import select
 import signal
 import subprocess
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from threading import Event
 from typing import NamedTuple
 
+from slurm_resilience.child_group import end_with_parent
 from slurm_resilience.clock import SYSTEM_CLOCK
 
 HOLDER = "cat"
@@ -64,7 +65,6 @@ class HeldAllocation:
 def ask(
     argv: Sequence[str],
     environment: Mapping[str, str],
-    in_child: Callable[[], None],
     seconds: float,
     stop: Event | None,
 ) -> Answer:
@@ -73,7 +73,6 @@ def ask(
     Args:
         argv: salloc and its options.
         environment: of salloc.
-        in_child: called in the new process.
         seconds: for an answer. The request is withdrawn then.
         stop: set when it is to be withdrawn; None: it is not.
 
@@ -86,7 +85,7 @@ def ask(
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         env=dict(environment),
-        preexec_fn=in_child,
+        preexec_fn=end_with_parent,
     )
     assert process.stdout is not None
     number = process.stdout.fileno()

@@ -13,7 +13,8 @@ from collections.abc import Sequence
 from datetime import datetime
 from typing import NamedTuple
 
-from slurm_resilience.slurm.cli import CliClient, end_with_parent, environment
+from slurm_resilience.child_group import end_with_parent
+from slurm_resilience.slurm.cli import CliClient, environment
 from slurm_resilience.slurm.hostlists import fold
 from slurm_resilience.slurm.reservations import Reservation, read_reservations
 

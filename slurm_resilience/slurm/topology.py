@@ -10,7 +10,7 @@ import re
 
 from slurm_resilience.slurm.hostlists import expand
 
-_LEAF = re.compile(r"(?:SwitchName=(\S+) Level=0|BlockName=(\S+)) .*?\bNodes=(\S+)")
+_LEAF = r"(?:SwitchName=(\S+) Level=0|BlockName=(\S+)) .*?\bNodes=(\S+)"
 """The same on 22.05, 24.11 and 26.05; higher switches and aggregated blocks begin otherwise."""
 
 
@@ -19,7 +19,7 @@ def domains_of(text: str) -> dict[str, str]:
     site has no topology that says so."""
     found: dict[str, str] = {}
     for line in text.splitlines():
-        leaf = _LEAF.match(line.strip())
+        leaf = re.match(_LEAF, line.strip())
         if leaf and leaf[3] != "(null)":
             found |= dict.fromkeys(expand(leaf[3]), leaf[1] or leaf[2])
     return found

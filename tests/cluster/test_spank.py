@@ -305,6 +305,41 @@ def test_a_signal_ends_both_alike(site: Site) -> None:
     assert len(site.handed_over()) == 1
 
 
+KILLED_BEFORE_ITS_SRUN = 3_999_999
+"""The number of no process."""
+
+
+def test_an_srun_ends_with_its_supervisor_however_early(
+    site: Site, wait_for: Callable[..., bool]
+) -> None:
+    words = (f"--sres-env={option_value({})}", "-n1")
+    gone = {"SRES_SUPERVISED": str(KILLED_BEFORE_ITS_SRUN)}
+    result = site.srun(*words, "echo", "started", **gone)
+    assert (result.returncode, result.stdout) == (1, "")
+    begin = 'SRES_SUPERVISED=$$ "$@" & echo $!; wait'
+    program = ("sh", "-c", "echo up; exec sleep 60")
+    supervisor = site.lab.popen(
+        ["sh", "-c", begin, "sh", "srun", *words, *program],
+        env=site.environment,
+        stdout=subprocess.PIPE,
+    )
+    assert supervisor.stdout is not None
+    srun, up = sorted(supervisor.stdout.readline() for _ in range(2))
+    assert up == "up\n"
+    parent = site.lab.run(["ps", "-o", "ppid=", "-p", srun.strip()], check=True).stdout.strip()
+    site.lab.run(["kill", "-9", parent], check=True)
+    # Its output ends when srun has: it holds the same pipe.
+    assert supervisor.communicate(timeout=30)[0] == ""
+    steps = ["squeue", "-h", "-s", "-j", site.allocation, "-o", "%j"]
+    wait_for(lambda: "sh" not in site.run(*steps).stdout.split(), 30, "the step is gone")
+
+
+def test_a_program_may_stand_between_srun_and_its_supervisor(site: Site) -> None:
+    between = 'SRES_SUPERVISED=$$ sh -c \'"$@"; exit $?\' sh "$@"; exit $?'
+    words = ("srun", f"--sres-env={option_value({})}", "-n1", "echo", "started")
+    assert lines(site.run("sh", "-c", between, "sh", *words)) == ["started"]
+
+
 def test_a_plain_user_is_handed_over_too(site: Site) -> None:
     site.load("supervisor=/bin/echo")
     result = site.lab.run(["srun", "--auto-resume=1", "true"], user="alice", cwd="/")

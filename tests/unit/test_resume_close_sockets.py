@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from slurm_resilience.resume.srun.close_sockets import close_sockets, connections
+from slurm_resilience.resume.srun.srun_process import close_sockets, connections
 
 # Connects to 127.0.0.2 and 127.0.0.3 from 127.0.0.1, and says which of them is closed first.
 CHILD = """

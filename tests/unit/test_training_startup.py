@@ -60,7 +60,7 @@ def test_a_process_says_what_it_can_read_before_it_joins(monkeypatch: pytest.Mon
             return 8
 
     monkeypatch.setattr(block, "Mesh", Heard)
-    monkeypatch.setattr(block.log_lines, "speak", lambda _: None)  # it would speak on in later tests
+    monkeypatch.setattr(block.log_lines, "speak", lambda _: None)  # or later tests have it
     where = read_environment({"SRES_MEET": "alone"})
     block.BlockRunner(Options(checkpointer=Disk()), where)
     assert done == ["ready, step 8 on the disk", "joins"]

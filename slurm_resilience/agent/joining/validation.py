@@ -20,12 +20,12 @@ from typing import IO
 
 import msgspec
 
+from slurm_resilience.child_group import end_with_parent
 from slurm_resilience.clock import Clock
 from slurm_resilience.errors import IllegalTransition, SresError
 from slurm_resilience.health.check import Check, CheckContext, Judgement, Unjudged
 from slurm_resilience.lifecycle.script_set import refuse_unsafe
 from slurm_resilience.model import REBOOT, REPLACE, Finding, Node, Severity
-from slurm_resilience.slurm.cli import end_with_parent
 
 log = logging.getLogger("sresd.validation")
 

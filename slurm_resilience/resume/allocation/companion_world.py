@@ -26,8 +26,8 @@ _NO_MPI = (None, "", "none", "openmpi")
 """Values of --mpi by which Slurm itself sets nothing up between the tasks."""
 _FILES = ("output", "error", "input")
 _FILE_VARIABLES = ("SLURM_STDOUTMODE", "SLURM_STDERRMODE", "SLURM_STDINMODE")
-_OF_TASK = re.compile(r"%\d*[tn]")
-_OF_JOB = re.compile(r"%(?P<width>\d*)(?P<letter>[jAJs])")
+_OF_TASK = r"%\d*[tn]"
+_OF_JOB = r"%(?P<width>\d*)(?P<letter>[jAJs])"
 
 
 class WorldPart(msgspec.Struct, frozen=True):
@@ -84,7 +84,7 @@ def world_obstacle(
         return "with --distribution=arbitrary each task has its own node"
     names = [command.value(option) or "" for option in _FILES]
     names += [environment.get(name, "") for name in _FILE_VARIABLES]
-    if any(_OF_TASK.search(name) for name in names):
+    if any(re.search(_OF_TASK, name) for name in names):
         return "files named by %t or %n would be those of other tasks in a second step"
     if (command.value("input") or "").isdecimal():
         return "two steps cannot share the input of one task"
@@ -140,7 +140,7 @@ def _file_of_job(option: GivenOption, attempt: Attempt) -> GivenOption:
     def named(match: re.Match[str]) -> str:
         return numbers[match["letter"]].rjust(int(match["width"] or 0), "0")
 
-    value = _OF_JOB.sub(named, option.value)
+    value = re.sub(_OF_JOB, named, option.value)
     return GivenOption(option.name, value, (f"--{option.name}={value}",), option.short)
 
 

@@ -18,7 +18,7 @@ from slurm_resilience.resume.allocation.slurmctld_wait import ask_patiently
 from slurm_resilience.resume.call.start import job_id
 from slurm_resilience.resume.elastic.elastic_size import elastic_size
 from slurm_resilience.resume.progress.step_source import step_source
-from slurm_resilience.resume.srun.command import GUARD
+from slurm_resilience.resume.srun.command import BY_PLUGIN, GUARD
 from slurm_resilience.resume.srun.env_option import PROTOCOL
 from slurm_resilience.resume.srun.host_calls import HostCalls
 from slurm_resilience.resume.srun.job_log import job_log_path
@@ -83,7 +83,7 @@ def make_supervisor(
         raise UsageError(f"--auto-resume={flag}: write 1 (on) or 0 (off)")
     bare = command.without(*OWN_OPTIONS)
     if flag == "0" or any(bare.has(name) for name in _NOT_A_STEP):
-        env = dict(environment) | ({GUARD: "1"} if table.listed("auto-resume") else {})
+        env = dict(environment) | ({GUARD: BY_PLUGIN} if table.listed("auto-resume") else {})
         asked.early.close()
         os.execve(srun, [srun, *bare.argv], env)
     if bare.heterogeneous or environment.get("SLURM_HET_SIZE"):

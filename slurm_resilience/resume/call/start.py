@@ -29,11 +29,14 @@ LOAD_SECONDS = 1.0
 """From the start of a step until all is loaded that was left out for it."""
 LATE = (
     "ClusterShell.NodeSet",
+    "ctypes",
     "shutil",
     "statistics",
+    "subprocess",
     "tempfile",
     "textwrap",
     "traceback",
+    "slurm_resilience.child_group",
     "slurm_resilience.resume.allocation.silent_nodes",
     "slurm_resilience.resume.attempt_watch",
     "slurm_resilience.resume.live_step.live_step",

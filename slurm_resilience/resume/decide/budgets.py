@@ -29,7 +29,7 @@ ENDS_FOR_NAME = 2
 """Attempts that ended on a node, and not on others, before it is named to sresctld."""
 LONGEST_PAUSE_SECONDS = 120.0
 """Before a further attempt; a person who looks at the log meanwhile sees why nothing runs."""
-_VARIES = re.compile(
+_VARIES = (
     r"0x[0-9a-fA-F]+|\d{4}-\d\d-\d\d|\d\d:\d\d:\d\d(?:[.,]\d+)?"
     r"|\[?(?:rank|Rank|default)\s?\d+\]?:?"
 )
@@ -224,7 +224,7 @@ def _same_line(one: Explanation | None, other: Explanation | None) -> bool:
     roots = [log.root for log in (one, other) if log is not None and log.root is not None]
     if len(roots) < 2 or roots[0].category not in (Category.BUG, Category.OUT_OF_MEMORY):
         return False
-    first, second = (_VARIES.sub("", root.text) for root in roots)
+    first, second = (re.sub(_VARIES, "", root.text) for root in roots)
     return roots[0].signature == roots[1].signature and first == second
 
 

@@ -290,11 +290,11 @@ def _compiled() -> tuple[tuple[Signature, re.Pattern[str]], ...]:
     return tuple((signature, re.compile(signature.pattern)) for signature in SIGNATURES)
 
 
-_RANK = re.compile(
+_RANK = (
     r"^\s*\[?(?:rank|Rank|default)\s?(?P<named>\d+)\]?:|^\s*(?P<label>\d+): |"
     r"\[[Rr]ank (?P<quoted>\d+)\]"
 )
-_NEXT_ATTEMPT = re.compile(
+_NEXT_ATTEMPT = (
     r"^sres: (?:\S+ starting attempt|attempt(?= \d+ starts on )|─+ requeued: start number) \d+"
 )
 """The lines that come before an attempt: the block of its recovery may follow its first errors."""
@@ -338,7 +338,7 @@ def recognize(line: str, number: int = 0) -> LogLine | None:
     if line.startswith("sres: ") or not _any().search(line):
         return None
     signature = next(known for known, pattern in _compiled() if pattern.search(line))
-    rank = _RANK.search(line)
+    rank = re.search(_RANK, line)
     shown = "".join(char if char.isprintable() else " " for char in line).strip()
     return LogLine(
         number=number,
@@ -360,7 +360,7 @@ def explain(lines: Iterable[str]) -> Iterator[Explanation]:
     root: LogLine | None = None
     count = 0
     for number, line in enumerate(lines, 1):
-        if _NEXT_ATTEMPT.match(line):
+        if re.match(_NEXT_ATTEMPT, line):
             if count:
                 yield conclude(root, kept, count)
             kept, root, count = [], None, 0

@@ -18,8 +18,9 @@ LAUNCHER = "sres-run"
 KEEP_RUNNING = ("--no-kill", "--kill-on-bad-exit=0", "--wait=0")
 """srun's options by which the loss of a node or a task does not end the step."""
 
-_MODULE = re.compile(r"(-[A-Za-z]*m)?slurm_resilience\.launcher(\.main|\.__main__)?")
-_FILE = re.compile(r"(.*/)?slurm_resilience/launcher(/(main|__main__)\.py)?/?")
+_PACKAGE = "slurm_resilience"
+_MODULE = rf"(-[A-Za-z]*m)?{_PACKAGE}\.launcher(\.main|\.__main__)?"
+_FILE = rf"(.*/)?{_PACKAGE}/launcher(/(main|__main__)\.py)?/?"
 _SHELLS = frozenset({"sh", "bash", "dash", "ksh", "zsh"})
 _NESTING = 3
 """Shells within shells that are looked into."""
@@ -53,7 +54,7 @@ def names_launcher(program: Sequence[str], nesting: int = _NESTING) -> bool:
     """
     for index, word in enumerate(program):
         name = PurePosixPath(word).name
-        if name == LAUNCHER or _MODULE.fullmatch(word) or _FILE.fullmatch(word):
+        if name == LAUNCHER or (_PACKAGE in word and re.fullmatch(f"{_MODULE}|{_FILE}", word)):
             return True
         if word.endswith(".py"):
             return False

@@ -24,7 +24,7 @@ LINE_BYTES = 4096
 SEARCH_SECONDS = 2.0
 """Processor time of one look. A pattern may take for ever on a line that does not match, and then
 nothing else of the supervisor would run."""
-_LINE_ENDS = re.compile(rb"[\r\n]")
+_LINE_ENDS = rb"[\r\n]"
 """Progress bars write their line anew by a carriage return."""
 OWN_LINES = b"sres: "
 """The supervisor's lines in the log speak of steps too."""
@@ -77,7 +77,7 @@ class WatchedLog(StepSource):
 
     def look(self) -> list[StepLine]:
         if not self._is_slow:
-            *lines, self._rest = _LINE_ENDS.split(self._rest + self._new())
+            *lines, self._rest = re.split(_LINE_ENDS, self._rest + self._new())
             self._rest = self._rest[-LINE_BYTES:]
             try:
                 with _processor_time(SEARCH_SECONDS):

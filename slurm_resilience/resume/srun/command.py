@@ -18,6 +18,8 @@ from slurm_resilience.resume.srun.totals import cut_command, cut_environment
 from slurm_resilience.slurm.hostlists import expand, fold
 
 GUARD = "SRES_SUPERVISED"
+BY_PLUGIN = "1"
+"""Its value: this srun is supervised. Where it is our child, our process's number stands there."""
 REPORT_TO = "SLURM_SPANK__SLURM_SPANK_OPTION_sres_sres_report"
 """By this srun takes the plugin's option --sres-report from its environment."""
 PLACEMENT = ("nodelist", "exclude", "nodefile", "relative", "nodes")
@@ -100,7 +102,7 @@ class AttemptCommand:
         if len(open_to_all) < len(variables):
             command = _exporting(command, env, STEPS_VARIABLE)
         if self._has_plugin:
-            env[GUARD] = "1"
+            env[GUARD] = BY_PLUGIN
             if report_to:
                 env[REPORT_TO] = report_to
             words = [f"{env_option.OPTION}={env_option.option_value(open_to_all)}", *command.argv]

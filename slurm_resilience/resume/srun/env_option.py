@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from slurm_resilience.errors import UsageError
 
 OPTION = "--sres-env"
-PROTOCOL = 3
+PROTOCOL = 4
 """It changes with the form of anything that plugin and supervisor tell each other.
 `spank/common.h` has the same number."""
 

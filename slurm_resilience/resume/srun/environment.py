@@ -192,7 +192,7 @@ _IN_A_SHELL = {
     env_option.MASTER_NODE: '"$_sres_first"',
     env_option.MASTER_ADDR: '"$_sres_address"',
 }
-_SHIFTED = re.compile(rf"(?P<mark>{NODEID}|{env_option.PROCID})\+(?P<before>\d+)")
+_SHIFTED = rf"(?P<mark>{NODEID}|{env_option.PROCID})\+(?P<before>\d+)"
 """Stands for a number among those of several steps: so many come before this one's."""
 _NUMBER_IN_A_SHELL = {NODEID: "SLURM_NODEID", env_option.PROCID: "SLURM_PROCID"}
 
@@ -216,7 +216,7 @@ def _shell_value(value: str) -> str:
         seed = int(value.removeprefix(env_option.PORT))
         step = f"SLURM_STEP_ID * {PORTS_PER_STEP}"
         return f'"$(({PORT_BASE} + ({seed} + {step}) % {PORT_SPAN}))"'
-    shifted = _SHIFTED.fullmatch(value)
+    shifted = re.fullmatch(_SHIFTED, value)
     if shifted is not None:
         return f'"$(({_NUMBER_IN_A_SHELL[shifted["mark"]]} + {shifted["before"]}))"'
     return _IN_A_SHELL.get(value) or shlex.quote(value)

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from slurm_resilience.resume.progress.step_listener import StepListener
 from slurm_resilience.resume.srun import signals
-from slurm_resilience.resume.srun.close_sockets import close_sockets, connections
+from slurm_resilience.resume.srun.srun_process import close_sockets, connections
 from slurm_resilience.resume.srun.step import SrunStep
 from slurm_resilience.resume.srun.task_reports import TaskReports
 

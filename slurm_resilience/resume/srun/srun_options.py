@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import os
 import re
-import subprocess
 from collections.abc import Iterator, Mapping, Sequence
 from enum import Enum
 from functools import cached_property
@@ -301,6 +300,9 @@ def read_table(srun: str, environment: Mapping[str, str] = os.environ) -> Option
     Raises:
         UsageError: it is a program that starts the supervisor again.
     """
+    # Late: what the plugin is known to take need not be asked for.
+    import subprocess
+
     # srun reads its defaults before it helps, and refuses a wrong one. A long COLUMNS overruns the
     # buffer in which Slurm wraps the help of plugins' options.
     environment = {

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import fcntl
 import os
 import signal
-import subprocess
 import threading
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import msgspec
 
@@ -18,8 +16,10 @@ from slurm_resilience.child_exits import PASSING_ERRORS
 from slurm_resilience.clock import Clock, SystemClock
 from slurm_resilience.errors import MissingTool, SlurmUnreachable, SresError
 from slurm_resilience.resume import report
+from slurm_resilience.resume.srun.command import BY_PLUGIN, GUARD
 from slurm_resilience.resume.srun.job_log import JobLog
 from slurm_resilience.resume.srun.quiet_lines import QuietLines
+from slurm_resilience.resume.srun.srun_process import SrunProcess
 from slurm_resilience.resume.srun.stderr_reader import (
     PROLOG_FAILED,
     EndedTasks,
@@ -32,8 +32,8 @@ from slurm_resilience.resume.srun.task_reports import StepReports
 from slurm_resilience.resume.task_labels import TaskLabels, TaskNumbers
 from slurm_resilience.slurm.client import SlurmClient, StepInfo
 
-_libc = ctypes.CDLL(None)
-_PR_SET_PDEATHSIG = 1
+if TYPE_CHECKING:
+    import subprocess
 
 _READ_BYTES = 65536
 _PIPE_BYTES = 1 << 20
@@ -162,17 +162,7 @@ class SrunStep:
         environment: Mapping[str, str],
         stdin: int | None,
         has_terminal: bool,
-    ) -> subprocess.Popen[bytes]:
-        parent = os.getpid()
-
-        def in_child() -> None:
-            # srun 22.05 comes to us with these blocked, and a child inherits the mask.
-            signal.pthread_sigmask(signal.SIG_SETMASK, [])
-            # kill -9 of the supervisor must end the step, as it does with plain srun.
-            _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-            if os.getppid() != parent:
-                os._exit(1)
-
+    ) -> SrunProcess | subprocess.Popen[bytes]:
         # By the number of our own file: the pipe to it. srun writes standard output itself, where
         # it can.
         shared = not has_terminal and _same_file(1, 2)
@@ -181,16 +171,8 @@ class SrunStep:
         try:
             for number in relayed:
                 pipes[number] = _pipe()
-            process = subprocess.Popen(
-                list(argv),
-                env=dict(environment),
-                stdin=stdin,
-                stdout=_sink(pipes, 2 if shared else 1),
-                stderr=_sink(pipes, 2),
-                # As plain srun has them: `-o >(gzip >log.gz)` names one. Ours are closed by exec.
-                close_fds=False,
-                preexec_fn=in_child,
-            )
+            files = (stdin, _sink(pipes, 2 if shared else 1), _sink(pipes, 2))
+            process = _start(argv, environment, files)
         except OSError as error:
             for source, _ in pipes.values():
                 os.close(source)
@@ -209,7 +191,7 @@ class SrunStep:
         return process
 
     def _start_threads(
-        self, process: subprocess.Popen[bytes], pipes: dict[int, tuple[int, int]]
+        self, process: SrunProcess | subprocess.Popen[bytes], pipes: dict[int, tuple[int, int]]
     ) -> None:
         """Read srun's output, and wait for its end.
 
@@ -435,7 +417,7 @@ class SrunStep:
         self._waiter.join(timeout=seconds)
         return not self._waiter.is_alive()
 
-    def _wait(self, process: subprocess.Popen[bytes]) -> None:
+    def _wait(self, process: SrunProcess | subprocess.Popen[bytes]) -> None:
         process.wait()
         seen = -1
         # All of srun's output is waited for, however slowly ours is read, but not that of a child
@@ -472,6 +454,42 @@ def _write(number: int, data: bytes) -> None:
     # Our own file may be closed; srun would not die of it either.
     with contextlib.suppress(OSError):
         report.write_all(number, memoryview(data))
+
+
+def _start(
+    argv: Sequence[str], environment: Mapping[str, str], files: Sequence[int | None]
+) -> SrunProcess | subprocess.Popen[bytes]:
+    """Start srun. kill -9 of the supervisor ends it, as it does with plain srun.
+
+    Its other files are as plain srun has them: `-o >(gzip >log.gz)` names one. Ours are closed by
+    exec.
+
+    Args:
+        argv: srun and its arguments.
+        environment: of srun.
+        files: its standard input, output and error; None: our own.
+
+    Raises:
+        OSError: it cannot be started.
+    """
+    parent = os.getpid()
+    if environment.get(GUARD) == BY_PLUGIN:
+        return SrunProcess(argv, dict(environment) | {GUARD: str(parent)}, files)
+    # Late: only an srun without our plugin needs them.
+    import subprocess
+
+    from slurm_resilience.child_group import end_with_parent
+
+    stdin, stdout, stderr = files
+    return subprocess.Popen(
+        list(argv),
+        env=dict(environment),
+        stdin=stdin,
+        stdout=stdout,
+        stderr=stderr,
+        close_fds=False,
+        preexec_fn=lambda: end_with_parent(signal.SIGKILL, parent),
+    )
 
 
 def _sink(pipes: Mapping[int, tuple[int, int]], number: int) -> int | None:

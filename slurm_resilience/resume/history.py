@@ -60,6 +60,8 @@ class PastAttempt(msgspec.Struct, frozen=True):
     """The number of nodes that a person has asked for; 0 nodes: none has."""
     next_way: str = ""
     """The way on if a node failed now, in words; empty: not known."""
+    next_nodes: tuple[str, ...] = ()
+    """Those that the next attempt is to have, while it is prepared."""
 
     @property
     def lost(self) -> str:
@@ -172,6 +174,12 @@ class AttemptHistory:
         self.attempts[-1] = msgspec.structs.replace(self.attempts[-1], next_way=way)
         self._write()
 
+    def takes(self, nodes: tuple[str, ...]) -> None:
+        """Note the nodes that the next attempt is to have; none: it has no way yet."""
+        if nodes != self.attempts[-1].next_nodes:
+            self.attempts[-1] = msgspec.structs.replace(self.attempts[-1], next_nodes=nodes)
+            self._write()
+
     def stood_still(self, cause: str, seconds: float) -> None:
         """Note how long nothing stepped in the running attempt, for a fault that it survived."""
         last = self.attempts[-1]
@@ -281,7 +289,7 @@ def _makes_sense(past: PastAttempt) -> bool:
     ending = past.ending
     times = (past.started, *((ending.ran_for, ending.ended_at) if ending is not None else ()))
     spent = (past.lost_seconds or 0.0, *past.stopped.values(), *past.phases.values())
-    known_nodes = all(re.fullmatch(_NAME, name) for name in past.nodes)
+    known_nodes = all(re.fullmatch(_NAME, name) for name in past.nodes + past.next_nodes)
     return (
         known_nodes
         and all(0.0 <= at <= LATEST_SECONDS for at in times)
@@ -303,7 +311,8 @@ def read_all(directory: Path, job: int) -> list[list[PastAttempt]]:
 def nodes_of_others(
     base: Path, uid: int, supervisor: int, run: tuple[int, int], lives: Callable[[int], bool]
 ) -> frozenset[str]:
-    """Return the nodes of a job's other supervised sruns, by their last attempts.
+    """Return the nodes of a job's other supervised sruns: of their last attempts, and those that
+    the next ones are to have.
 
     Slurm shows no step of theirs between two attempts. Only those are known that were started in
     the same directory, and on this machine.
@@ -326,7 +335,7 @@ def nodes_of_others(
                     continue
                 attempts = read(path)
                 if attempts and attempts[-1].restarts == restarts:
-                    nodes.update(attempts[-1].nodes)
+                    nodes.update(attempts[-1].nodes, attempts[-1].next_nodes)
     return frozenset(nodes)
 
 

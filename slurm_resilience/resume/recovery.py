@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+import contextlib
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import AbstractContextManager
 
 import msgspec
 
@@ -29,6 +31,10 @@ SUSPECT_SECONDS = 10.0
 SUSPENDED_LOOK_SECONDS = 5.0
 """Between two looks whether a suspended job runs again."""
 
+TURN_SECONDS = 5.0
+"""Until nodes are chosen though another supervised srun of the job is choosing: it may hang."""
+TURN_LOOK_SECONDS = 0.02
+
 
 class NextAttempt(msgspec.Struct, frozen=True):
     """All is ready for another attempt."""
@@ -42,13 +48,21 @@ class NextAttempt(msgspec.Struct, frozen=True):
 class Recovery:
     """The ways on for one supervised srun."""
 
-    def __init__(self, context: SupervisorContext, step_size: int, min_nodes: int = 0) -> None:
+    def __init__(
+        self,
+        context: SupervisorContext,
+        step_size: int,
+        min_nodes: int = 0,
+        takes: Callable[[tuple[str, ...]], None] = lambda _: None,
+    ) -> None:
         """
         Args:
             context: of the supervised srun.
             step_size: nodes that the step needs.
             min_nodes: it may go on with so few; 0: with no fewer.
+            takes: tells the job's other supervised sruns which of its nodes are to be used.
         """
+        self._takes = takes
         self._min_nodes = min_nodes
         self._context = context
         self.step_size = step_size
@@ -140,8 +154,7 @@ class Recovery:
         while True:
             if self._ends_while_suspended():
                 return None
-            facts = self._facts(swap_failed, doubtful)
-            chosen = plan(cause, facts, history, context.limits)
+            chosen = self._choose(cause, history, swap_failed, doubtful)
             if self._adds_doubts(chosen, nodes, doubtful):
                 continue
             told = f"{chosen.kind}: {chosen.reason}"
@@ -255,6 +268,29 @@ class Recovery:
         report.say("not resumed: the job is over")
         self._job_over = True
         return True
+
+    def _choose(
+        self, cause: Cause, history: tuple[Ending, ...], swap_failed: str, doubtful: set[str]
+    ) -> Plan:
+        """Choose the way on, and take its nodes, while no other supervised srun of the job does:
+        two that lose nodes in one moment would both take the same spare."""
+        context = self._context
+        with self._turn():
+            facts = self._facts(swap_failed, doubtful)
+            chosen = plan(cause, facts, history, context.limits)
+            self._takes(chosen.nodes)
+        return chosen
+
+    def _turn(self) -> AbstractContextManager[object]:
+        context = self._context
+        until = context.clock.monotonic() + TURN_SECONDS
+        while True:
+            turn = context.host_calls.take_turn(context.allocation.id)
+            if turn is not None:
+                return turn
+            stopped = context.clock.wait(context.allocation.user_stop, TURN_LOOK_SECONDS)
+            if stopped or context.clock.monotonic() > until:
+                return contextlib.nullcontext()
 
     def _facts(self, swap_failed: str, doubtful: Iterable[str] = ()) -> PlanFacts:
         facts = self._context.allocation.facts(self.step_size, swap_failed)

@@ -324,7 +324,7 @@ class Supervisor:
     def _recovery(self) -> Recovery:
         from slurm_resilience.resume.recovery import Recovery  # late: as above
 
-        return Recovery(self._context, self._step_size, self._min_nodes)
+        return Recovery(self._context, self._step_size, self._min_nodes, self._history.takes)
 
     def _end_tasks_left(self) -> None:
         """Have no task of the last attempt run beside the next one.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 from collections.abc import Callable
 from types import SimpleNamespace
@@ -18,6 +19,9 @@ from slurm_resilience.resume.decide.plan import Plan
 from slurm_resilience.resume.recovery import Recovery
 
 PAUSED = Plan("relaunch", "again", pause=20.0, avoid=("n2",))
+
+ALONE: Any = SimpleNamespace(take_turn=lambda _: contextlib.nullcontext())
+"""A machine on which no other srun of the job is supervised."""
 
 
 class Job:
@@ -54,7 +58,7 @@ class Job:
 
 
 def recovery_of(job: Job) -> Recovery:
-    context: Any = SimpleNamespace(allocation=job, clock=job)
+    context: Any = SimpleNamespace(allocation=job, clock=job, host_calls=ALONE)
     return Recovery(context, 2)
 
 
@@ -189,7 +193,12 @@ def planned_again(job: Job, monkeypatch: pytest.MonkeyPatch) -> tuple[list[str],
 
     quiet = SimpleNamespace(send=lambda _: None, write=lambda *_, **__: None)
     context: Any = SimpleNamespace(
-        allocation=job, clock=job, limits=ResumeSettings(), link=quiet, events=quiet
+        allocation=job,
+        clock=job,
+        limits=ResumeSettings(),
+        link=quiet,
+        events=quiet,
+        host_calls=ALONE,
     )
     recovery = Recovery(context, 2)
     monkeypatch.setattr(recovery_module, "plan", lambda *_: Plan("swap", "an exchange", take=1))

@@ -104,6 +104,22 @@ class HostCalls:
         """Return whether a process runs here."""
         return Path(f"/proc/{pid}").exists()
 
+    def take_turn(self, job: int) -> AbstractContextManager[object] | None:
+        """Return what holds the turn among a job's supervised sruns on this machine while it is
+        entered; None: another one has it. It ends with this process, however that ends.
+
+        Args:
+            job: job id.
+        """
+        # A name and no file: a file system of many machines may have no locks.
+        turn = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+        try:
+            turn.bind(f"\0sres-turn-{self.uid}-{job}")
+        except OSError:
+            turn.close()
+            return None
+        return turn
+
     def connections(self, step: SrunStep) -> int:
         """Return how many connections an srun has; -1 where the kernel does not tell."""
         return connections(step.pid)

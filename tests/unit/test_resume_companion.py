@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import subprocess
 import threading
+from collections.abc import Iterator
+from itertools import chain, repeat
 from pathlib import Path
 
 import pytest
@@ -304,6 +306,19 @@ def test_a_companion_whose_prolog_failed_was_ended_by_no_person(
     end = companion._end_of(2, nodes, drained)
     assert str(end).startswith(text)
     assert isinstance(end, companion.PrologFailed) is (nodes == ("n4",))
+
+
+def test_slurm_may_drain_a_node_after_it_has_given_up_its_companion(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    slurm = gres_cluster(5)
+    slurm.submit(3)
+    looks: Iterator[set[str]] = chain((set(), set()), repeat({"n4"}))
+    monkeypatch.setattr(companion, "_drained_by_prolog", lambda _: next(looks))
+    monkeypatch.setattr(companion, "DRAIN_SECONDS", 0.01)
+    allocation = allocation_of(slurm)
+    slurm.before["ask_companion"] = lambda: slurm.before.update(job=lambda: slurm.cancel_job(2))
+    assert companion.obtain(allocation, 1, 60.0, ()) == Companion(3, ("n5",))
 
 
 def test_doubtful_nodes_and_lost_answers_leave_no_companion_behind() -> None:

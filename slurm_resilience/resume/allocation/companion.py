@@ -32,6 +32,8 @@ SAY_SECONDS = 60.0
 """Between two lines that it is still waited for."""
 MOST_ASKED = 5
 """Companions that are asked for in one incident: each got a node that fell silent."""
+DRAIN_SECONDS = 1.0
+"""From the end of a companion whose prolog failed until Slurm shows that node drained."""
 GRANTED = ("RUNNING", "SUSPENDED")
 WAITING = ("PENDING", "CONFIGURING")
 
@@ -126,7 +128,12 @@ def _wait(
         if state in GRANTED and len(nodes) == count:
             return Companion(number, allocation.in_slurms_order(nodes))
         if state not in (*GRANTED, *WAITING):
-            raise _end_of(number, shown, _drained_by_prolog(allocation) - drained)
+            meanwhile = _drained_by_prolog(allocation) - drained
+            if not meanwhile:
+                # slurmd gives the job up and drains its node by two messages.
+                clock.wait(allocation.user_stop, DRAIN_SECONDS)
+                meanwhile = _drained_by_prolog(allocation) - drained
+            raise _end_of(number, shown, meanwhile)
         now = clock.monotonic()
         if now >= deadline:
             raise NoIdleNode(f"no second allocation within {now - began:.0f} s")

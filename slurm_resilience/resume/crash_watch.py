@@ -88,9 +88,14 @@ class CrashWatch:
             self._seen = now
         if now - self._seen < CRASH_SECONDS:
             return False
-        self._on, self._seen = False, None
+        self._seen = None
+        if self._step.aborted and not self._step.cancelled:
+            # The step ends soon, or these were the words of an srun of the program's own: they
+            # count no longer then, and it is looked again.
+            return False
+        self._on = False
         # Slurm or a person is ending the step already.
-        ending = self._step.cancelled or self._step.aborted or not self._step.running
+        ending = self._step.cancelled or not self._step.running
         if ending or self._context.user_ended(self._step.main, stopped_by_us=False):
             return False
         report.say(f"{describe_end(crash)}: ending the other tasks")

@@ -107,6 +107,18 @@ def test_the_others_are_asked_once_and_then_have_their_time(
     assert capfd.readouterr().err.count("ending the other tasks") == 1
 
 
+def test_words_that_the_step_is_aborted_hold_a_crash_up_while_they_count() -> None:
+    """A task may run an srun of its own, and print what that says: the others waited for ever."""
+    seen = Watched()
+    seen.step.aborted = True
+    seen.told(CRASHED)
+    assert not seen.after(CRASH_SECONDS) and not seen.after(CRASH_SECONDS)
+    assert seen.signals == []
+    seen.step.aborted = False  # srun runs still, for longer than it waits for such a step
+    assert not seen.after(1.0) and not seen.after(CRASH_SECONDS)
+    assert seen.signals == [(12, "3", "TERM")]
+
+
 def test_a_plain_exit_code_is_left_to_srun() -> None:
     seen = Watched()
     seen.told(FAILED)

@@ -52,6 +52,8 @@ MOST_RUNS = 1000
 """In which a broken rule must be found."""
 Kind = ResumeFault
 ONCE_BROKEN = (
+    # An srun of the program's own was aborted, 10 s before a task crashed: the others waited.
+    900029321,
     # The supervisor had not seen a training's last world, or its lost task, when it ended well.
     *(777039, 805286, 807446),
     # The supervisor's own SIGTERM for a companion's step, taken for the companion's preemption.

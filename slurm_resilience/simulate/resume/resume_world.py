@@ -333,7 +333,9 @@ class ResumeWorld:
         def answers(other: str) -> bool:
             return self._is_good(other) and not self.nodes[other].slurmd_away
 
-        spares = [other for other in self.job.nodes if other not in last and answers(other)]
+        # One that takes the place of another node which must be left is to spare no more.
+        used = {*last, *srun.world}
+        spares = [other for other in self.job.nodes if other not in used and answers(other)]
         if spares and any(answers(other) for other in last):
             self.broken(ResumeRule.LAUNCH, f"{name} is used again, and {spares[0]} is there")
 

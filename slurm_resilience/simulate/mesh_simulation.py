@@ -236,6 +236,8 @@ class MeshRun:
     def _is_whole(self, calm: float) -> bool:
         if self.end.begun:
             return not self.living()
+        if self._plan.empty and all(process.program.step < 0 for process in self.living()):
+            return True  # the state is lost: as at a start, all seats are waited for, and longer
         return self._full_at > calm
 
     def _most(self) -> int:

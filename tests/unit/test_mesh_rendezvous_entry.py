@@ -155,7 +155,7 @@ def test_a_lent_rank_tells_that_it_has_the_state(
         newcomer = Peer("newcomer", 0, 1)
         place = SharedDirectory(tmp_path)
         place.enter(newcomer)
-        assert place.holders(newcomer) == (meshes[2].me,)
+        until(lambda: place.holders(newcomer) == (meshes[2].me,), "it is found")
         os.utime(lent, (0, 0))
         until(lambda: place.holders(newcomer) != (), "it tells again and again")
         meshes[2].close()

@@ -115,15 +115,13 @@ class Election:
         patience = side.patience_with(inside, now)
         end = side.generation.end
         hung = end.culprit if end and end.kind == "hang" else ""
+        abort_seconds = side.timing.abort_seconds
         out = now - max(side.generation.ended_at, side.outside_since)
-        last = side.last_holders(now)
-        # All that hold a part may be inside because of one and the same call, which ends.
-        stuck = side.last_holders(now, {member.peer.id for member in busy})
+        ended = bool(side.generation.ended_at)
+        holders: tuple[frozenset[str], frozenset[str]] | None = None
         for contact in inside:
             peer = contact.peer
             silent = now - contact.heard
-            times = LAST_COPY if peer.id in stuck else 1
-            limit = times * side.timing.abort_seconds
             # What a peer said at its handshake may be old: it has the whole time from then on. And
             # while others come out one by one, their machines have much to do: each one that was
             # given up would end one more world, which is more to do.
@@ -131,9 +129,20 @@ class Election:
             # Of one that was accused of a hang, all have waited for a word already.
             needed = SILENCE_BEATS * side.beat_seconds
             needed = needed if peer.id == hung else patience[peer.node]
+            if not (silent > needed and out > 0) and not (ended and late > abort_seconds):
+                # As nearly always: what takes a look at all ranks is not asked for.
+                side.timers.look(now + LOOK_SECONDS)
+                continue
+            # All that hold a part may be inside because of one and the same call, which ends.
+            holders = holders or (
+                side.last_holders(now),
+                side.last_holders(now, {member.peer.id for member in busy}),
+            )
+            last, stuck = holders
+            limit = (LAST_COPY if peer.id in stuck else 1) * abort_seconds
             if silent > side.patience_of(peer.id, needed, last) and out > 0:
                 self._departures.give_up(peer.id, f"silent for {silent:.1f} s", "silent", now)
-            elif side.generation.ended_at and late > limit:
+            elif ended and late > limit:
                 text = f"it did not leave its block within {limit:g} s"
                 self._departures.give_up(peer.id, text, "told", now)
             else:

@@ -110,10 +110,12 @@ static pid_t start(const char *directory, const struct command *one, char **envi
 	snprintf(path, sizeof(path), "%s/%s", directory, one->words[0]);
 	for (size_t i = 1; i < MOST_WORDS; i++)
 		argv[i] = (char *)one->words[i];
-	/* srun has blocked signals by now, and its caller may ignore some. */
+	/*
+	 * srun has blocked signals by now, and its caller may ignore some. SIGPIPE stays ignored: libmunge dies of it
+	 * where munged, which has too much to do, closes the connection, and tries again where it does not.
+	 */
 	sigemptyset(&none);
 	sigemptyset(&usual);
-	sigaddset(&usual, SIGPIPE);
 	sigaddset(&usual, SIGTERM);
 	if (posix_spawn_file_actions_init(&files) != 0 || posix_spawnattr_init(&attributes) != 0)
 		return -1;

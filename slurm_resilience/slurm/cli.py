@@ -361,6 +361,8 @@ class CliClient:
         argv = [self._path(program), *words]
         try:
             early = self._early and self._early.answer(argv, timeout or self._timeout)
+            if early and early.code < 0:
+                early = None  # a signal ended it: it has said nothing of what was asked
             done = early or _run(argv, stdin, timeout or self._timeout)
         except Unanswered:
             raise SlurmUnreachable(
@@ -371,6 +373,10 @@ class CliClient:
             raise _not_started(argv[0], error) from None
         printed, errors = _lines(done.output), _lines(done.errors)
         _note(argv, done.code)
+        if done.code < 0:
+            raise SlurmUnreachable(
+                f"{program} {words[0] if words else ''} was ended by signal {-done.code}"
+            )
         if done.code != 0 or _complained(program, errors):
             raise _error(program, words, errors or printed)
         if printed and not printed.endswith("\n"):
@@ -405,6 +411,9 @@ def _run(argv: Sequence[str], stdin: str | None, timeout: float) -> Printed:
                 stderr=subprocess.PIPE,
                 timeout=timeout,
                 env=environment(),
+                # Python ignores SIGPIPE, and so shall they: libmunge dies of it where munged, which
+                # has too much to do, closes the connection, and tries again where it does not.
+                restore_signals=False,
                 check=False,
             )
         except subprocess.TimeoutExpired:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import re
+import select
 import subprocess
 import sys
 import threading
@@ -113,6 +114,16 @@ def test_one_that_failed_tells_why(plugin: Plugin, slurm: Path) -> None:
     early = EarlyQuestions(plugin.start(config_words(slurm)))
     with contextlib.closing(early), pytest.raises(SlurmUnreachable, match=said):
         CliClient(str(slurm), early=early).info()
+
+
+def test_one_that_a_signal_ended_is_asked_again(plugin: Plugin, slurm: Path) -> None:
+    command = slurm / "scontrol"
+    usual = command.read_text()
+    command.write_text("#!/bin/sh\nkill -KILL $$\n")
+    with contextlib.closing(EarlyQuestions(plugin.start(config_words(slurm)))) as early:
+        assert select.select([early._ends], [], [], 30)[0], "it has ended"
+        command.write_text(usual)
+        assert CliClient(str(slurm), early=early).info().cluster == "asked-again"
 
 
 def test_one_that_hangs_is_ended(plugin: Plugin, slurm: Path) -> None:

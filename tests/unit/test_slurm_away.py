@@ -34,6 +34,20 @@ def test_an_order_without_an_answer_may_be_given_again(tmp_path: Path, said: str
         CliClient(str(tmp_path)).requeue(7)
 
 
+def test_a_command_that_a_signal_ended_may_be_given_again(tmp_path: Path) -> None:
+    """libmunge dies of SIGPIPE where munged has too much to do: one of 100 sruns did."""
+    (tmp_path / "squeue").write_text("#!/bin/sh\nkill -KILL $$\n")
+    (tmp_path / "squeue").chmod(0o755)
+    with pytest.raises(SlurmUnreachable, match="squeue --helpFormat was ended by signal 9"):
+        CliClient(str(tmp_path)).job(7)
+
+
+def test_a_command_dies_of_no_broken_pipe(tmp_path: Path) -> None:
+    (tmp_path / "scontrol").write_text("#!/bin/sh\nkill -PIPE $$\necho ClusterName = here\n")
+    (tmp_path / "scontrol").chmod(0o755)
+    assert CliClient(str(tmp_path)).info().cluster == "here"
+
+
 CALLS: dict[str, Callable[[CliClient], object]] = {
     "a question": lambda client: client.job(7),
     "an order": lambda client: client.requeue(7),

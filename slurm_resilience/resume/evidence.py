@@ -63,12 +63,13 @@ def gather_evidence(
     # Slurm is asked about companions: it answers again by now if it was away.
     cancelled_part = _cancelled_part(context, end, ends)
     cancelled = end.word is EndWord.PERSON or cancelled_part is not None
-    if asks and state == "RUNNING" and not (faulty or cancelled or reported):
-        # A node may be at fault, and neither Slurm nor sresctld has said so yet.
-        unused = _give_up_unused(context, end)
-        faulty = _wait_for_diagnosis(context, tuple(n for n in nodes if n not in unused))
+    if asks and state == "RUNNING" and not (cancelled or reported):
         if not faulty:
-            silent = _silent(context, _not_launched(end), nodes)
+            # A node may be at fault, and neither Slurm nor sresctld has said so yet.
+            unused = _give_up_unused(context, end)
+            faulty = _wait_for_diagnosis(context, tuple(n for n in nodes if n not in unused))
+        fine = [name for name in nodes if name not in faulty]
+        silent = _silent(context, [name for name in _not_launched(end) if name in fine], fine)
         state = context.allocation.refresh()
     if state not in ("RUNNING", "SUSPENDED"):
         # Slurm ended the job for them, and sresctld has not judged them.

@@ -315,6 +315,21 @@ def test_a_node_that_does_not_answer_is_left_after_one_try(more: dict[str, Any],
     assert "n2 does not answer (its slurmd takes no connection), and is left" in left.reason
 
 
+@pytest.mark.parametrize(
+    ("spares", "nodes", "leave"),
+    [(("n4", "n5"), ("n1", "n4", "n5"), ("n2", "n3")), (("n4",), ("n1", "n2", "n4"), ("n3",))],
+)
+def test_a_node_that_does_not_answer_is_left_with_one_that_died(
+    spares: tuple[str, ...], nodes: tuple[str, ...], leave: tuple[str, ...]
+) -> None:
+    """Where a spare is there for both: the dead one's place comes first."""
+    failed = msgspec.structs.replace(NOT_LAUNCHED, silent=SILENT, faulty={"n3": "no beat"})
+    facts = msgspec.structs.replace(FACTS, own_nodes=NODES, job_nodes=(*NODES, *spares))
+    left = chosen(failed, facts=facts, cause=Cause("node", "n3: no beat", ("n3",)))
+    assert (left.kind, left.nodes, left.leave) == ("relaunch", nodes, leave)
+    assert ("n2 does not answer, and is left as well" in left.reason) is ("n2" in leave)
+
+
 def test_a_node_that_does_not_answer_is_tried_again_where_there_is_no_other() -> None:
     """A requeue would wait for nodes as well, and begin from the start."""
     failed = msgspec.structs.replace(NOT_LAUNCHED, first_failed="n2", silent=SILENT)

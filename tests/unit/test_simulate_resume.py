@@ -54,6 +54,8 @@ Kind = ResumeFault
 ONCE_BROKEN = (
     # An srun of the program's own was aborted, 10 s before a task crashed: the others waited.
     900029321,
+    # A launch that failed on one node, while another one died: the former was used again.
+    *(960012293, 970012297),
     # The supervisor had not seen a training's last world, or its lost task, when it ended well.
     *(777039, 805286, 807446),
     # The supervisor's own SIGTERM for a companion's step, taken for the companion's preemption.

@@ -140,6 +140,14 @@ def _plan(
         # One that it does not use is no reason to move.
         used = tuple(name for name in here if name in facts.own_nodes)
         return _after_program(cause, facts, history, limits, used)
+    silent = tuple(n for past in history[-1:] for n in past.silent if n not in cause.nodes)
+    if silent:
+        both = msgspec.structs.replace(cause, nodes=(*cause.nodes, *silent))
+        chosen = _without_eaters(both, facts, here)
+        if chosen.kind == "relaunch" and len(chosen.nodes) >= facts.step_size:
+            # There is a spare for it too. It costs an attempt if it goes on not to answer.
+            why = f"{fold(silent)} does not answer, and is left as well"
+            return msgspec.structs.replace(chosen, reason=f"{why}; {chosen.reason}")
     return _without_eaters(cause, facts, here)
 
 

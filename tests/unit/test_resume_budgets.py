@@ -322,7 +322,7 @@ def test_a_node_that_does_not_answer_is_left_after_one_try(more: dict[str, Any],
 def test_a_node_that_does_not_answer_is_left_with_one_that_died(
     spares: tuple[str, ...], nodes: tuple[str, ...], leave: tuple[str, ...]
 ) -> None:
-    """Where a spare is there for both: the dead one's place comes first."""
+    """The dead one's place comes first; with a spare for both, both are left."""
     failed = msgspec.structs.replace(NOT_LAUNCHED, silent=SILENT, faulty={"n3": "no beat"})
     facts = msgspec.structs.replace(FACTS, own_nodes=NODES, job_nodes=(*NODES, *spares))
     left = chosen(failed, facts=facts, cause=Cause("node", "n3: no beat", ("n3",)))

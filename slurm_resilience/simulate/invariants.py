@@ -75,7 +75,9 @@ class TrainingEnd:
 
     def leave(self, process: SimProcess) -> None:
         """Check, when a process has ended as done, that there is a result."""
-        done = process.program.done
+        program = process.program
+        # One that has done the last step may have come into another world after it.
+        done = program.done or program.step >= self.last_step
         if not self.begun and not done:
             raise InvariantBroken(
                 f"{process.id} ends as done at step {process.program.step}, and no process has "

@@ -37,6 +37,7 @@ def test_no_rule_is_broken() -> None:
         218,  # one call held all of them, and a newcomer gave them up for not leaving their block
         127,  # newcomers that never met the lent ranks, which were behind a cut, began anew
         125,  # the same, and the lent ranks only stood still
+        3201617,  # one that had been stopped left at once, and had not heard that the core was dead
         771320,  # lent ranks that had to leave counted on one of the core that had fallen silent
         566,  # newcomers that were cut off from lent ranks began anew beside them
     ],

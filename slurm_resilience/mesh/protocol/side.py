@@ -167,6 +167,8 @@ class Side:
         self.timers = Timers(now, timing.beat_seconds)
         self.said = 0
         """Statuses that were told."""
+        self.held_up_at = float("-inf")
+        """When this process went on after it had been held up: what it had heard before is old."""
         self.outside_since = now
         """Since when the main thread is outside of its block."""
         self.effects: list[Effect] = []
@@ -189,7 +191,8 @@ class Side:
 
     def may_leave(self, now: float, step: int | None = None) -> bool:
         """Return whether others keep all that this process holds of the model, if it goes now. One
-        that has fallen silent, or is accused of a hang, keeps nothing for sure.
+        that has fallen silent, is accused of a hang, or was not heard since this process was held
+        up, keeps nothing for sure.
 
         Args:
             now: seconds.
@@ -200,7 +203,9 @@ class Side:
         sure = [
             Member(contact.peer, contact.status)
             for contact in self.contacts.seated()
-            if contact.peer.id != accused and self._is_heard(contact, now)
+            if contact.peer.id != accused
+            and contact.heard > self.held_up_at
+            and self._is_heard(contact, now)
         ]
         return world_plan.may_leave(Member(self.me, self.status), sure, self.rules, step)
 
@@ -373,6 +378,7 @@ class Side:
             return
         for contact in self.contacts:
             contact.heard = min(now, contact.heard + late)
+        self.held_up_at = now
         self.generation.shift(late)
         self.effects.append(HeldUp(late))
 

@@ -75,9 +75,7 @@ class TrainingEnd:
 
     def leave(self, process: SimProcess) -> None:
         """Check, when a process has ended as done, that there is a result."""
-        program = process.program
-        # One that has done the last step may have come into another world after it.
-        done = program.done or program.step >= self.last_step
+        done = process.program.done
         if not self.begun and not done:
             raise InvariantBroken(
                 f"{process.id} ends as done at step {process.program.step}, and no process has "

@@ -90,8 +90,8 @@ class CrashWatch:
             return False
         self._seen = None
         if self._step.aborted and not self._step.cancelled:
-            # The step ends soon, or these were the words of an srun of the program's own: they
-            # count no longer then, and it is looked again.
+            # The step ends soon, or an srun of the program's own has said so: while its words may
+            # be meant for this step, the next look decides.
             return False
         self._on = False
         # Slurm or a person is ending the step already.

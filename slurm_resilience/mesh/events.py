@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import msgspec
 
-from slurm_resilience.mesh.messages import Heartbeat, Message
+from slurm_resilience.mesh.messages import GenerationEnded, Heartbeat, Message, StatusUpdate
 from slurm_resilience.mesh.model import CloseCause, GenerationEnd, Peer, PeerStatus, View
 
 # -- events ------------------------------------------------------------------------------------
@@ -51,6 +51,14 @@ class MessageReceived(msgspec.Struct, frozen=True, tag=True):
     message: Message
     age: float = 0.0
     """Seconds since it has arrived."""
+
+
+class SameReceived(msgspec.Struct, frozen=True, tag=True):
+    """Several peers have said the same, each of itself."""
+
+    speakers: tuple[str, ...]
+    """Ids, each on the connection that counts."""
+    message: StatusUpdate | GenerationEnded | Heartbeat
 
 
 class BytesReceived(msgspec.Struct, frozen=True, tag=True):
@@ -111,6 +119,7 @@ Event = (
     | ConnectionClosed
     | PeerAbsent
     | MessageReceived
+    | SameReceived
     | BytesReceived
     | LocalStatus
     | LocalEnd

@@ -20,7 +20,7 @@ from slurm_resilience.mesh.model import (
 )
 from slurm_resilience.wire.frames import FrameCodec
 
-PROTOCOL = 9
+PROTOCOL = 10
 MAX_FRAME_BYTES = 64 << 20
 """Bytes. The largest message is a value of the store, or the view of a large world."""
 MAX_UNPROVEN_BYTES = 16 << 10
@@ -207,9 +207,10 @@ class Unreachable(msgspec.Struct, frozen=True, tag="unreach"):
 
 
 class Relayed(msgspec.Struct, frozen=True, tag="relayed"):
-    """Pass this message on."""
+    """Pass these messages on: one of each source, all of the same words."""
 
-    source: str
+    sources: tuple[str, ...]
+    """Ids of those that say it, each in its own name."""
     targets: tuple[str, ...]
     """Ids; none: all that are reached over you."""
     body: bytes

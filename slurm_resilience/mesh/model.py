@@ -7,6 +7,7 @@ world of peers that step together; it ends as a whole, and the next one has a hi
 
 from __future__ import annotations
 
+from collections.abc import Set
 from functools import cached_property
 from typing import Literal
 
@@ -125,6 +126,11 @@ class View(msgspec.Struct, frozen=True, dict=True):
     def rank_of(self, peer_id: str) -> int:
         """Return the rank of a peer; -1 when it is not in this generation."""
         return self._ranks.get(peer_id, -1)
+
+    @property
+    def ids(self) -> Set[str]:
+        """Return the ids of all members."""
+        return self._ranks.keys()
 
     @cached_property
     def _ranks(self) -> dict[str, int]:

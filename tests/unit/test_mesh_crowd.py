@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import importlib.util
+import itertools
 import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from slurm_resilience.mesh.messages import Bundle, Reachable, Relayed, Unreachable
 from slurm_resilience.mesh.model import Member, Peer, PeerStatus
@@ -61,8 +64,9 @@ def test_too_few_cores_make_a_new_world_slow_and_end_no_rank(crowds: Any) -> Non
 # -- what waits for the end of a turn ----------------------------------------------------------
 
 
-def words(source: str, text: bytes, *targets: str, quiet: bool = False) -> Relayed:
-    return Relayed(source, targets, text, quiet)
+def words(sources: str, text: bytes, *targets: str, quiet: bool = False) -> Relayed:
+    """Return what each of these sources, of one letter each, says."""
+    return Relayed(tuple(sources), targets, text, quiet)
 
 
 def taken(box: LinkBundle, *reached: str) -> tuple[Any, ...]:
@@ -93,6 +97,64 @@ def test_no_message_overtakes_another_on_its_way() -> None:
         words("a", b"two", "c"),
         words("a", b"one", "c"),
     )
+
+
+def test_what_many_say_in_the_same_words_goes_once() -> None:
+    box = LinkBundle()
+    for source in "abc":
+        box.add(words(source, b"ended"), 0.0)
+        box.add(words(source, b"ready"), 0.0)
+    assert taken(box, "x", "y") == (words("abc", b"ended"), words("abc", b"ready"))
+
+
+def test_no_source_overtakes_itself_among_many() -> None:
+    box = LinkBundle()
+    box.add(words("a", b"ready"), 0.0)
+    box.add(words("b", b"running"), 0.0)
+    box.add(words("b", b"ready"), 0.0)
+    assert taken(box, "x", "y") == (
+        words("a", b"ready"),
+        words("b", b"running"),
+        words("b", b"ready"),
+    )
+
+
+def test_a_source_says_nothing_before_it_is_known() -> None:
+    new = Reachable((1, 0), (Member(Peer("b", 1), PeerStatus()),))
+    box = LinkBundle()
+    box.add(words("a", b"ready"), 0.0)
+    box.add(new, 0.0)
+    box.add(words("b", b"ready"), 0.0)
+    assert taken(box, "x", "y") == (words("a", b"ready"), new, words("b", b"ready"))
+
+
+def test_what_is_to_be_passed_on_stays_apart() -> None:
+    box = LinkBundle(apart="a")
+    for source in "bac":
+        box.add(words(source, b"ready"), 0.0)
+    assert taken(box, "x", "y") == (words("bc", b"ready"), words("a", b"ready"))
+
+
+@given(
+    st.lists(
+        st.tuples(
+            st.sampled_from("abc"),
+            st.sampled_from([b"one", b"two", b"three"]),
+            st.lists(st.sampled_from("xyz"), unique=True, max_size=3),
+        ),
+        max_size=30,
+    )
+)
+def test_each_target_hears_each_source_in_order(said: list[tuple[str, bytes, list[str]]]) -> None:
+    """Whatever is joined: of each source, each target reads what was said to it, and in order."""
+    box = LinkBundle(apart="a")
+    for source, text, targets in said:
+        box.add(words(source, text, *targets), 0.0)
+    read = taken(box, "x", "y", "z", "w") if said else ()
+    for source, target in itertools.product("abc", "xyzw"):
+        expected = [t for s, t, to in said if s == source and (not to or target in to)]
+        found = [m.body for m in read if source in m.sources and target in (m.targets or "xyzw")]
+        assert found == expected
 
 
 def test_members_of_one_speaker_are_told_of_together() -> None:

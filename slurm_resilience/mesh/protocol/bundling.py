@@ -2,12 +2,13 @@
 
 A process that reads many messages before its turn ends passes them on in one frame for each link.
 So the frames of a busy process grow with its links, and not with the messages: the more there is
-to do, the less each message costs.
+to do, the less each message costs. And the ranks of a world say the same most of the time: what
+several say in the same words to the same others is sent once, with all their names.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 
 from slurm_resilience.mesh.messages import Bundle, Bundled, Reachable, Relayed
 from slurm_resilience.mesh.model import Member
@@ -17,12 +18,13 @@ BUNDLE_BYTES = 1 << 20
 
 
 class _Words:
-    """A message from one process to others."""
+    """A message from some processes to others."""
 
-    __slots__ = ("message", "targets")
+    __slots__ = ("message", "sources", "targets")
 
     def __init__(self, message: Relayed) -> None:
         self.message = message
+        self.sources = list(message.sources)
         self.targets = list(message.targets)
 
 
@@ -44,16 +46,25 @@ class _Offers:
 class LinkBundle:
     """The messages for one link, in order."""
 
-    def __init__(self) -> None:
+    def __init__(self, apart: str = "") -> None:
+        """
+        Args:
+            apart: a source whose messages are not joined with those of others; empty: none.
+        """
+        self._apart = (apart,)
         self._items: list[_Words | _Offers | Bundled] = []
-        self._where: dict[tuple[str, bytes], int] = {}
-        """The newest item of a source and a body."""
+        self._where: dict[tuple[bool, bytes], int] = {}
+        """The newest item of a body, of the source apart or of others."""
         self._last: dict[str, int] = {}
         """The newest item for each target."""
+        self._of: dict[str, int] = {}
+        """The newest item of each source."""
         self._for_all = -1
         """The newest item that is for all: none after it may join one before it."""
         self._offers: _Offers | None = None
         """Takes more members in; None: a message after it would be overtaken."""
+        self._told = -1
+        """The newest item that tells who is reached: what a new source says comes after it."""
         self._bytes = 0
         self.quiet = True
         """None of the messages needs to be read at once."""
@@ -79,28 +90,49 @@ class LinkBundle:
         self.quiet = False
         if not isinstance(message, Reachable):
             self._offers = None
+            self._told = len(self._items)
             self._items.append(message)
         elif self._offers is not None and self._offers.key == message.key:
             self._offers.add(message)
         else:
             self._offers = _Offers(message)
+            self._told = len(self._items)
             self._items.append(self._offers)
 
     def _relay(self, message: Relayed) -> None:
-        key, targets = (message.source, message.body), message.targets
+        sources, targets = message.sources, message.targets
+        key = (sources == self._apart, message.body)
         at = self._where.get(key, -1)
-        before = self._items[at] if at > self._for_all else None
-        free = all(self._last.get(target, -1) < at for target in targets)
-        if isinstance(before, _Words) and targets and free:
-            before.targets += targets
-        else:
+        if not self._join(at, sources, targets):
             at = self._where[key] = len(self._items)
             self._items.append(_Words(message))
             self._bytes += len(message.body)
+        for source in sources:
+            self._of[source] = max(at, self._of.get(source, -1))
         if not targets:
-            self._for_all = at
+            self._for_all = max(self._for_all, at)
         for target in targets:
-            self._last[target] = at
+            self._last[target] = max(at, self._last.get(target, -1))
+
+    def _join(self, at: int, sources: Sequence[str], targets: Sequence[str]) -> bool:
+        """Say the words of an item for more sources, or to more targets, where this overtakes
+        nothing that the same source has said to the same target; tell whether that was done."""
+        item = self._items[at] if at >= 0 else None
+        if not isinstance(item, _Words):
+            return False
+        new = at > self._told and all(self._of.get(source, -1) < at for source in sources)
+        if new and item.targets == list(targets):
+            item.sources += sources
+            return True
+        free = targets and at > self._for_all and self._is_free(at, targets)
+        if free and item.sources == list(sources):
+            item.targets += targets
+            return True
+        return False
+
+    def _is_free(self, at: int, targets: Sequence[str]) -> bool:
+        """Tell whether neither an item, nor one behind it, is for any of these."""
+        return all(self._last.get(target, -1) < at for target in targets)
 
     def take(self, reached: Collection[str]) -> Bundled | Bundle:
         """Return all as one message.
@@ -122,7 +154,7 @@ def _message(item: _Words | _Offers | Bundled, reached: Collection[str]) -> Bund
     targets = tuple(item.targets)
     if len(targets) >= len(reached) and set(reached) <= set(targets):
         targets = ()
-    return Relayed(item.message.source, targets, item.message.body, item.message.quiet)
+    return Relayed(tuple(item.sources), targets, item.message.body, item.message.quiet)
 
 
 class Bundles:
@@ -133,10 +165,16 @@ class Bundles:
         self.now = now
         """The time of this turn."""
 
-    def add(self, link: int, message: Bundled) -> bool:
-        """Add a message; tell whether the bundle has to be sent before the next one is added."""
+    def add(self, link: int, message: Bundled, apart: str = "") -> bool:
+        """Add a message; tell whether the bundle has to be sent before the next one is added.
+
+        Args:
+            link: that it goes over.
+            message: the message.
+            apart: as `LinkBundle` has it.
+        """
         bundle = self.by_link.get(link)
         if bundle is None:
-            bundle = self.by_link[link] = LinkBundle()
+            bundle = self.by_link[link] = LinkBundle(apart)
         bundle.add(message, self.now)
         return bundle.is_full

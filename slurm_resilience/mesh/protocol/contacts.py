@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Set
 from enum import Enum
 
 from slurm_resilience.mesh.messages import Heartbeat
@@ -51,6 +51,8 @@ class Contacts:
 
     def __init__(self) -> None:
         self._by_id: dict[str, Contact] = {}
+        self._connections: tuple[int, ...] | None = None
+        """As last returned; None: one has come or gone since."""
         self._on_seat: dict[int, set[str]] = {}
         self._numbers: dict[str, list[int]] = {}
         """All connections to each peer."""
@@ -76,6 +78,10 @@ class Contacts:
         """Those that take part in the training; observers have no seat."""
         return [contact for contact in self._by_id.values() if contact.peer.seat >= 0]
 
+    def besides(self, peer_ids: Set[str]) -> Set[str]:
+        """Return the ids of the connected peers that are not among these."""
+        return self._by_id.keys() - peer_ids
+
     def on_seat(self, seat: int) -> list[Contact]:
         """Return those that sit on one seat."""
         return [self._by_id[peer_id] for peer_id in sorted(self._on_seat.get(seat, ()))]
@@ -86,7 +92,9 @@ class Contacts:
 
     def connections(self) -> tuple[int, ...]:
         """Return the connection of each peer."""
-        return tuple(contact.connection for contact in self._by_id.values())
+        if self._connections is None:
+            self._connections = tuple(contact.connection for contact in self._by_id.values())
+        return self._connections
 
     def state(self, connection: int) -> ConnectionState | None:
         """None: unknown, or closed before."""
@@ -156,6 +164,7 @@ class Contacts:
         return numbers
 
     def _own(self, connection: int, peer_id: str) -> None:
+        self._connections = None
         self._states.setdefault(connection, ConnectionState.CURRENT)
         if connection not in self._owners:
             self._numbers.setdefault(peer_id, []).append(connection)
@@ -184,3 +193,4 @@ class Contacts:
         if state not in CONNECTION_MOVES[self._states[connection]]:
             raise ValueError(f"a connection does not go from {self._states[connection]} to {state}")
         self._states[connection] = state
+        self._connections = None

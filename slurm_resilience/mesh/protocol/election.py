@@ -25,6 +25,7 @@ from slurm_resilience.mesh.model import (
 )
 from slurm_resilience.mesh.protocol import world_plan
 from slurm_resilience.mesh.protocol.ballot import Ballot, Promise, answer
+from slurm_resilience.mesh.protocol.contacts import Contact
 from slurm_resilience.mesh.protocol.departures import Departures
 from slurm_resilience.mesh.protocol.side import LAST_COPY, ROUNDING_SECONDS, Side
 
@@ -95,29 +96,38 @@ class Election:
         goes_on, number = side.generation.goes_on, side.generation.number
         if goes_on and (side.status.phase == "running" or side.status.generation < number):
             return False  # it works, or is being formed
-        busy = side.busy()
-        if goes_on and any(m.status.generation == number for m in busy):
+        inside = side.inside()
+        if goes_on and any(contact.status.generation == number for contact in inside):
             return False
-        if any(m.status.generation > number for m in busy):
+        if any(contact.status.generation > number for contact in inside):
             # A living world without this process: it is asked in at a boundary. The members of that
             # world may not see those that are still inside the ended one.
-            self._hurry([m for m in busy if m.status.generation <= number], now)
+            self._hurry([c for c in inside if c.status.generation <= number], now)
             return False
-        if busy:
-            self._hurry(busy, now)
-        return not any(m.peer.id == side.me.id or m.peer.id in side.contacts for m in busy)
+        self._hurry(inside, now)
+        is_out = side.status.phase != "running"
+        return is_out and not any(contact.peer.id in side.contacts for contact in inside)
 
-    def _hurry(self, busy: list[Member], now: float) -> None:
+    def _hurry(self, inside: list[Contact], now: float) -> None:
         """Evict peers still inside an ended generation."""
         side = self._side
-        found = (side.contacts.get(member.peer.id) for member in busy)
-        inside = [contact for contact in found if contact is not None]
-        patience = side.patience_with(inside, now)
-        end = side.generation.end
-        hung = end.culprit if end and end.kind == "hang" else ""
+        if not inside:
+            return
         abort_seconds = side.timing.abort_seconds
         out = now - max(side.generation.ended_at, side.outside_since)
         ended = bool(side.generation.ended_at)
+        silent = now - min(contact.heard for contact in inside)
+        late = min(out, now - side.generation.left_at)
+        if silent <= side.shortest_patience and not (ended and late > abort_seconds):
+            # As nearly always, and asked at each news: none needs a closer look.
+            side.timers.look(now + LOOK_SECONDS)
+            return
+        patience = side.patience_with(inside, now)
+        end = side.generation.end
+        hung = end.culprit if end and end.kind == "hang" else ""
+        doubtful = {contact.peer.id for contact in inside}
+        if side.status.phase == "running":
+            doubtful.add(side.me.id)
         holders: tuple[frozenset[str], frozenset[str]] | None = None
         for contact in inside:
             peer = contact.peer
@@ -136,7 +146,7 @@ class Election:
             # All that hold a part may be inside because of one and the same call, which ends.
             holders = holders or (
                 side.last_holders(now),
-                side.last_holders(now, {member.peer.id for member in busy}),
+                side.last_holders(now, doubtful),
             )
             last, stuck = holders
             limit = (LAST_COPY if peer.id in stuck else 1) * abort_seconds

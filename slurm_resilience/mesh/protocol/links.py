@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
 from slurm_resilience.mesh.model import Member, Peer
@@ -98,6 +98,28 @@ class Ways:
         """Those of them that are held open: no link leads along them now."""
         self.by_number: dict[int, str] = {}
         """The peer of each connection that the membership sees."""
+
+
+Route = tuple[int, tuple[str, ...]]
+"""A link, and the ids of the peers that are reached over it; none: all that are."""
+
+
+class Routes:
+    """The links over which messages to many go, kept until a way changes."""
+
+    def __init__(self) -> None:
+        self.numbers: Sequence[int] | None = None
+        """The connections of the last broadcast, as the membership names them."""
+        self.links: tuple[int, ...] = ()
+        """Those of them that are links."""
+        self.ways: list[Route] = []
+        """The others."""
+        self.far: list[Route] | None = None
+        """Those of a message from a rank of this node to all on others."""
+
+    def clear(self) -> None:
+        """Forget them: a way has changed."""
+        self.numbers = self.far = None
 
 
 class Links:

@@ -37,12 +37,14 @@ from slurm_resilience.mesh.events import (
     Finish,
     MessageReceived,
     PeerAbsent,
+    SameReceived,
     Send,
 )
 from slurm_resilience.mesh.messages import (
     FRAMES,
     Bundle,
     Bundled,
+    GenerationEnded,
     Heartbeat,
     HungUp,
     Message,
@@ -51,6 +53,7 @@ from slurm_resilience.mesh.messages import (
     Relayed,
     Roster,
     Speaks,
+    StatusUpdate,
     Unreachable,
 )
 from slurm_resilience.mesh.model import CloseCause, Member, Peer, PeerStatus
@@ -63,6 +66,8 @@ from slurm_resilience.mesh.protocol.links import (
     Near,
     Offer,
     Offers,
+    Route,
+    Routes,
     Way,
     Ways,
 )
@@ -116,6 +121,7 @@ class Relay:
         """The far offers that the ranks of this node were told of, as in `Way.chosen`, and the
         key."""
         self._ways = Ways()
+        self._routes = Routes()
         self._search = SpeakerSearch(me)
         self._count = 0
         """Stamps and numbers that were given."""
@@ -388,7 +394,10 @@ class Relay:
                 self._pass_on(number, relayed, now)
             case Bundle(messages=messages):
                 for message in messages:
-                    self._hear(msgspec.structs.replace(event, message=message), now)
+                    if isinstance(message, Relayed):  # as most are
+                        self._pass_on(number, message, now)
+                    else:
+                        self._hear(msgspec.structs.replace(event, message=message), now)
             case Roster(peers=peers) if self._links.is_far(number):
                 for peer in peers:
                     self._dial(peer, now)
@@ -427,27 +436,41 @@ class Relay:
             numbers = tuple(near[target] for target in targets if target in near)
             self._send_on(numbers, _to(relayed, ()))
             if self._me.id in targets:
-                self._deliver(relayed, now)
-        elif self._links.peers[number].id == relayed.source:
-            targets = relayed.targets or tuple(o.member.peer.id for o in self._far_offers())
-            for link, ids in self._by_link(targets, far=True):
+                self._deliver(relayed)
+        elif (self._links.peers[number].id,) == relayed.sources:
+            routes = self._by_link(relayed.targets, far=True) if relayed.targets else self._to_all()
+            for link, ids in routes:
                 self._send_on((link,), _to(relayed, ids))
         else:
-            self._deliver(relayed, now)
+            self._deliver(relayed)
 
-    def _deliver(self, relayed: Relayed, now: float) -> None:
-        way = self._ways.to.get(relayed.source)
-        if way is None:
-            return
+    def _deliver(self, relayed: Relayed) -> None:
         try:
             message = FRAMES.unpack(relayed.body)
         except WireError:
             return  # of another version: what it cannot say is asked for again
+        ways = self._ways.to
+        if not isinstance(message, StatusUpdate | GenerationEnded | Heartbeat):
+            for source in relayed.sources:
+                if source in ways:
+                    self._deliver_from(ways[source], message)
+            return
+        heard = []
+        for source in relayed.sources:
+            way = ways.get(source)
+            if way is not None and way.number < 0:
+                heard.append(source)
+            elif way is not None:
+                self._deliver_from(way, message)
+        if heard:
+            self._tell(SameReceived(tuple(heard), message))
+
+    def _deliver_from(self, way: Way, message: Message) -> None:
         match message:
             case Opened(number=number):
                 way.seen = number
                 if way.chosen is not None:
-                    self._open(way, self._status_of(relayed.source), rerouted=way.number < 0)
+                    self._open(way, self._status_of(way.peer.id), rerouted=way.number < 0)
             case HungUp(seen=seen):
                 if seen < way.opened:
                     return
@@ -460,21 +483,37 @@ class Relay:
                 # It may not have heard: one of a pair that is cut off.
                 self._relay_to((way.peer.id,), HungUp(way.seen))
 
-    def _send(self, numbers: Iterable[int], message: Message) -> None:
-        links = tuple(number for number in numbers if number > 0)
-        if links:
-            self._effects.append(Send(links, message))
-        ids = [self._ways.by_number[number] for number in numbers if number in self._ways.by_number]
-        if not ids:
-            return
-        self._relay_to(ids, message)
+    def _send(self, numbers: Sequence[int], message: Message) -> None:
+        routes, by_number = self._routes, self._ways.by_number
+        if routes.numbers is not numbers:
+            routes.links = tuple(number for number in numbers if number > 0)
+            ids = [by_number[number] for number in numbers if number in by_number]
+            routes.ways = self._by_link(ids, far=False)
+            routes.numbers = numbers
+        if routes.links:
+            self._effects.append(Send(routes.links, message))
+        self._relay(routes.ways, message)
 
     def _relay_to(self, ids: Iterable[str], message: Message) -> None:
-        relayed = Relayed(self._me.id, (), FRAMES.encode(message), isinstance(message, Heartbeat))
-        for link, targets in self._by_link(ids, far=False):
+        self._relay(self._by_link(ids, far=False), message)
+
+    def _relay(self, routes: Iterable[Route], message: Message) -> None:
+        if not routes:
+            return
+        relayed = Relayed(
+            (self._me.id,), (), FRAMES.encode(message), isinstance(message, Heartbeat)
+        )
+        for link, targets in routes:
             self._send_on((link,), _to(relayed, targets))
 
-    def _by_link(self, ids: Iterable[str], far: bool) -> list[tuple[int, tuple[str, ...]]]:
+    def _to_all(self) -> list[Route]:
+        """Return the links by which a message reaches all that the ranks of this node were told
+        of."""
+        if self._routes.far is None:
+            self._routes.far = self._by_link(self._passed, far=True)
+        return self._routes.far
+
+    def _by_link(self, ids: Iterable[str], far: bool) -> list[Route]:
         """Return the links over which peers are reached, and the peers."""
         groups: dict[int, list[str]] = {}
         for peer_id in ids:
@@ -486,7 +525,13 @@ class Relay:
                 link = None if way is None or way.chosen is None else way.chosen[0]
             if link is not None:
                 groups.setdefault(link, []).append(peer_id)
-        return [(link, tuple(found)) for link, found in groups.items()]
+        return [(link, self._named(link, found)) for link, found in groups.items()]
+
+    def _named(self, link: int, ids: list[str]) -> tuple[str, ...]:
+        """Return these ids; none if they are all that are reached over a link."""
+        reached = self._offers.over(link)
+        is_all = len(ids) >= len(reached) and reached.keys() <= set(ids)
+        return () if is_all else tuple(ids)
 
     # -- ways -------------------------------------------------------------------------------------
 
@@ -496,6 +541,7 @@ class Relay:
 
     def _choose(self, peers: Iterable[str], now: float) -> None:
         """Choose the best way to each of these again, and tell of what has changed."""
+        self._routes.clear()
         told: dict[Key, list[Member]] = {}
         lost = []
         for peer_id in list(peers):
@@ -564,6 +610,7 @@ class Relay:
 
     def _end(self, peer_id: str) -> None:
         """Take note of a death."""
+        self._routes.clear()
         self._search.dead(peer_id)
         self._offers.drop_peer(peer_id)
         self._passed.pop(peer_id, None)
@@ -572,6 +619,7 @@ class Relay:
             self._forget(way, "its process has ended", "closed")
 
     def _forget(self, way: Way, reason: str, cause: CloseCause) -> None:
+        self._routes.clear()
         del self._ways.to[way.peer.id]
         self._ways.held.pop(way.peer.id, None)
         if way.number < 0:
@@ -592,7 +640,9 @@ class Relay:
     def _send_on(self, numbers: Iterable[int], message: Bundled) -> None:
         """Send a message at the end of the turn, with the others that go there."""
         for number in numbers:
-            if self._bundles.add(number, message):
+            # There, its own messages are passed on to other nodes, and those of others are not.
+            apart = "" if self._links.is_far(number) else self._me.id
+            if self._bundles.add(number, message, apart):
                 self._empty(number)
 
     def _empty(self, number: int) -> None:
@@ -608,7 +658,7 @@ class Relay:
 
 
 def _to(relayed: Relayed, targets: tuple[str, ...]) -> Relayed:
-    return Relayed(relayed.source, targets, relayed.body, relayed.quiet)
+    return Relayed(relayed.sources, targets, relayed.body, relayed.quiet)
 
 
 def _preference(found: Found) -> tuple[bool, Key, Key, int]:

@@ -167,6 +167,8 @@ class Side:
         self.timers = Timers(now, timing.beat_seconds)
         self.said = 0
         """Statuses that were told."""
+        self.untold: list[int] = []
+        """Connections that are new in this turn: its status goes to all of them at once."""
         self.held_up_at = float("-inf")
         """When this process went on after it had been held up: what it had heard before is old."""
         self.outside_since = now
@@ -212,15 +214,13 @@ class Side:
     def _is_heard(self, contact: Contact, now: float) -> bool:
         return now - contact.heard <= HEARD_SHARE * self.silence_limit(contact.peer.node, now)
 
-    def busy(self) -> list[Member]:
-        """Return those of `present` that are in their block."""
-        found = [
-            Member(contact.peer, contact.status)
+    def inside(self) -> list[Contact]:
+        """Return the peers that are in their block."""
+        return [
+            contact
             for contact in self.contacts
             if contact.status.phase == "running" and contact.peer.seat >= 0
         ]
-        own = [Member(self.me, self.status)] if self.status.phase == "running" else []
-        return own + found
 
     def away(self) -> tuple[Peer, ...] | None:
         """Return the peers that have the training's state, may live, and are not here; None: there
@@ -232,6 +232,12 @@ class Side:
         """Return the seconds of its silence after which a speaker is spoken for: long before the
         ranks of its node would be taken for hung."""
         return max(self.silence_seconds / 4, 1.5 * self.beat_seconds)
+
+    @property
+    def shortest_patience(self) -> float:
+        """Return the seconds of silence within which no peer is given up, whatever its node."""
+        beat = self.beat_seconds
+        return min(self.silence_seconds, SILENCE_BEATS * beat) - beat
 
     def status_of(self, peer_id: str) -> PeerStatus:
         """Return the newest status of a peer, or of this process."""
@@ -389,6 +395,14 @@ class Side:
     def tell_status(self) -> None:
         self.said += 1
         self.broadcast(StatusUpdate(self.said, self.status))
+
+    def greet(self) -> None:
+        """Tell the status to those that were met in this turn: the one of the handshake may be
+        old."""
+        new = tuple(number for number in self.untold if self.contacts.state(number) is not None)
+        self.untold.clear()
+        if new:
+            self.effects.append(Send(new, StatusUpdate(self.said, self.status)))
 
     def send(self, peer_id: str, message: Message) -> None:
         contact = self.contacts.get(peer_id)

@@ -129,6 +129,8 @@ def _rank(rank: int, world: int, steps: int, store: str, answer: Any) -> None:
         parameters = {name: way.parameters().numpy() for name, way in ways.items()}
         answer.put((seconds, parameters, [index for of in seen for index in of]))
     dist.barrier()
+    # DDP's wrapper goes before the group: see scripts/templates/train_ddp.py.
+    del way, ways
     dist.destroy_process_group()
 
 

@@ -155,6 +155,9 @@ def main() -> None:
         # No word of the loss: an attempt that begins after the last step has computed none.
         print(f"done: {args.steps} steps on {size} ranks")
     dist.barrier()
+    # The wrapper goes before the group: as the last to hold it, it would wait for gloo's threads
+    # with Python's lock held, and one of them may wait for that lock. Such a rank never ends.
+    del ddp
     dist.destroy_process_group()
 
 

@@ -91,6 +91,31 @@ def test_the_template_ends_well_when_no_step_is_left(launch: Launch, tmp_path: P
         assert "done: 4 steps" in done.stdout
 
 
+def test_the_template_lets_go_of_its_wrapper_before_the_group(
+    launch: Launch, tmp_path: Path
+) -> None:
+    """A wrapper that is the last to hold its group waits for gloo's threads with Python's lock
+    held, and one of those that still has a tensor waits for that lock: seldom, and for ever."""
+    program = tmp_path / "train.py"
+    program.write_text(f"""
+import gc, runpy
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+end = dist.destroy_process_group
+def count_and_end():
+    found = [one for one in gc.get_objects() if type(one) is DistributedDataParallel]
+    print("wrappers left:", len(found), flush=True)
+    end()
+dist.destroy_process_group = count_and_end
+runpy.run_path({str(ROOT / "scripts/templates/train_ddp.py")!r}, run_name="__main__")
+""")
+    words = ("--nproc=1", "--standby=0", str(program), "--steps=4", "--checkpoint-every=2")
+    for _ in ("with steps", "with none left"):
+        done = launch(*words, "--folder", str(tmp_path / "kept"), inject="")
+        assert done.returncode == 0, done.stderr[-4000:]
+        assert "wrappers left: 0" in done.stdout
+
+
 def test_ddp_goes_on_with_one_rank_less(launch: Launch, tmp_path: Path) -> None:
     disk = tmp_path / "disk"
     done = launch(

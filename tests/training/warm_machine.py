@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import socket
 import subprocess
 import sys
@@ -16,6 +17,18 @@ from typing import Any
 
 FORKING = Path(__file__).parent / "programs" / "forking.py"
 QUIET = {"OMP_NUM_THREADS": "1", "PYTHONWARNINGS": "ignore"}
+LIMIT_SECONDS = 200.0
+"""A launcher that takes longer hangs."""
+
+
+def _below(pid: int) -> list[int]:
+    """Return the children of a process, and theirs."""
+    try:
+        text = Path(f"/proc/{pid}/task/{pid}/children").read_text(encoding="ascii")
+    except OSError:  # it has ended
+        return []
+    children = [int(word) for word in text.split()]
+    return [*children, *(one for child in children for one in _below(child))]
 
 
 class Forked:
@@ -83,12 +96,23 @@ class WarmMachine:
         out, err = place / "out", place / "err"
         launched = self.launch(argv, env, out=str(out), err=str(err), cwd=str(cwd))
         try:
-            code = launched.wait(200)
+            code = launched.wait(LIMIT_SECONDS)
         except subprocess.TimeoutExpired as hangs:
+            self.show_stacks()
             launched.kill()
-            raise AssertionError(f"it hangs:\n{err.read_text(errors='replace')[-6000:]}") from hangs
+            shown = [file.read_text(errors="replace")[-6000:] for file in (out, err)]
+            raise AssertionError("it hangs:\n" + "\n".join(shown)) from hangs
         texts = [file.read_text(errors="replace") for file in (out, err)]
         return subprocess.CompletedProcess(list(argv), code, *texts)
+
+    def show_stacks(self) -> None:
+        """Have every process that was forked write its threads' stacks to its stderr. A process
+        that has become another program ends by it."""
+        for pid in _below(self._process.pid):
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGCONT)
+                os.kill(pid, signal.SIGRTMAX)
+        time.sleep(1.0)
 
     def _start(self, command: list[str]) -> subprocess.Popen[str]:
         return subprocess.Popen(command, env=os.environ | QUIET, text=True)

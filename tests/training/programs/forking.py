@@ -7,13 +7,15 @@ Importing it is most of what a short training costs. The real start is tested el
 
 Who connects sends one line of JSON, ``{"argv": […], "env": {…}, "out": PATH}``, and is told the
 exit code; who hangs up has the launcher killed. With ``err`` its stderr has a file of its own, with
-``cwd`` it works in that directory.
+``cwd`` it works in that directory. Launchers and ranks write the stacks of their threads to stderr
+at SIGRTMAX.
 """
 
 from __future__ import annotations
 
 import atexit
 import ctypes
+import faulthandler
 import importlib
 import json
 import logging
@@ -173,6 +175,8 @@ def _close_all_but(kept: Sequence[int]) -> None:
 
 def main() -> None:
     _die_with_parent()
+    # Forks inherit it, and it needs no lock of Python's: a rank may hang for that.
+    faulthandler.register(signal.SIGRTMAX, file=2)
     for name in sys.argv[2:]:
         importlib.import_module(name)
     ear = socket.socket(socket.AF_UNIX)

@@ -17,6 +17,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import signal
 import statistics
 import sys
 import tempfile
@@ -258,6 +259,8 @@ def _on_slurm() -> dict[str, Any]:
 def main(
     json_file: Path | None, ranks: str, steps: int, changes: bool, rounds: int, slurm: bool
 ) -> None:
+    # What runs is ended on the way out.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     try:
         worlds = [int(word) for word in ranks.split(",")]
     except ValueError:

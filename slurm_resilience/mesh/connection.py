@@ -6,11 +6,11 @@ import contextlib
 import errno
 import hmac
 import itertools
-import secrets
 import selectors
 import socket
 import struct
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from secrets import token_bytes
 
 from slurm_resilience.clock import SYSTEM_CLOCK
 from slurm_resilience.errors import AuthError, WireError
@@ -63,12 +63,12 @@ class PeerConnection:
     """A socket that becomes a peer once both sides have shown the secret."""
 
     def __init__(
-        self, sock: socket.socket, secret: bytes, address: DialAddress | None = None
+        self, sock: socket.socket, secrets: Sequence[bytes], address: DialAddress | None = None
     ) -> None:
         """
         Args:
             sock: connected, or about to be.
-            secret: the training's.
+            secrets: the training's, as this process knows them; it shows the first.
             address: as it was dialed; None: the other side dialed.
         """
         self.number = next(_numbers)
@@ -87,8 +87,8 @@ class PeerConnection:
         """Seconds since the arrival of what is being read."""
         self._wakes_from = 1
         """So many unread bytes wake this process."""
-        self._secret = secret
-        self._nonce = secrets.token_bytes(32)
+        self._secrets = secrets
+        self._nonce = token_bytes(32)
         self._theirs: bytes | None = None
         """The other side's nonce, once it has asked for a proof."""
         self._inbox = bytearray()
@@ -99,7 +99,7 @@ class PeerConnection:
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, UNACKED_MILLISECONDS)
 
     @classmethod
-    def dial(cls, address: DialAddress, secret: bytes) -> PeerConnection:
+    def dial(cls, address: DialAddress, secrets: Sequence[bytes]) -> PeerConnection:
         """Return a connection that is under way.
 
         Raises:
@@ -107,7 +107,7 @@ class PeerConnection:
             NotYet: its name is being looked up.
         """
         family, where = resolver.address(address.host, address.port)
-        connection = cls(socket.socket(family, socket.SOCK_STREAM), secret, address)
+        connection = cls(socket.socket(family, socket.SOCK_STREAM), secrets, address)
         with contextlib.suppress(BlockingIOError):
             connection.sock.connect(where)
         return connection
@@ -262,18 +262,15 @@ class PeerConnection:
         if isinstance(message, PeerChallenge) and self.address and self._theirs is None:
             self._theirs = message.nonce
             to = self.address.peer_id or f":{self.address.port}"
-            proof = messages.proof(self._secret, "dial", message.nonce, self._nonce, me.id, to)
+            shown = self._secrets[0]
+            proof = messages.proof(shown, "dial", message.nonce, self._nonce, me.id, to)
             self.send(messages.FRAMES.pack(PeerHello(me, status, self._nonce, proof, to)))
             return False
         if isinstance(message, PeerHello) and not self.address:
-            expected = messages.proof(
-                self._secret, "dial", self._nonce, message.nonce, message.peer.id, message.to
-            )
-            if not hmac.compare_digest(expected, message.proof):
-                raise AuthError("it does not know this training's secret")
+            shown = self._shown_by(message)
             if message.to not in (me.id, f":{me.port}"):
                 raise WireError(f"it looks for {message.to}")
-            proof = messages.proof(self._secret, "accept", message.nonce, self._nonce, me.id)
+            proof = messages.proof(shown, "accept", message.nonce, self._nonce, me.id)
             self.send(messages.FRAMES.pack(PeerWelcome(me, status, proof)))
             if message.peer.seat >= 0:
                 self.send(messages.framed(Roster(roster())))
@@ -281,10 +278,23 @@ class PeerConnection:
             return True
         if isinstance(message, PeerWelcome) and self._theirs is not None:
             expected = messages.proof(
-                self._secret, "accept", self._nonce, self._theirs, message.peer.id
+                self._secrets[0], "accept", self._nonce, self._theirs, message.peer.id
             )
             if not hmac.compare_digest(expected, message.proof):
                 raise AuthError("it does not know this training's secret")
             self.peer, self.status = message.peer, message.status
             return True
         raise WireError("it speaks out of turn")
+
+    def _shown_by(self, hello: PeerHello) -> bytes:
+        """Return the secret of this process that a dialer has shown.
+
+        Raises:
+            AuthError: none.
+        """
+        for secret in self._secrets:
+            said = (self._nonce, hello.nonce, hello.peer.id, hello.to)
+            expected = messages.proof(secret, "dial", *said)
+            if hmac.compare_digest(expected, hello.proof):
+                return secret
+        raise AuthError("it does not know this training's secret")

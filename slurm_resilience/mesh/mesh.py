@@ -459,6 +459,10 @@ class Mesh:
         """Look whether it has the right secret, or this process."""
         self._entry.look_at_refusal(now)
 
+    def on_hung_up(self, now: float) -> None:
+        """Look whether it has another secret."""
+        self._entry.look_at_hang_up(now)
+
     def on_turn(self, now: float) -> float:
         """Let the membership do what is due."""
         with self._lock:

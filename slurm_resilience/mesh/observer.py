@@ -5,6 +5,7 @@ The supervisor does so: it takes no seat and never forms a generation.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import threading
@@ -14,6 +15,7 @@ from collections.abc import Callable
 import msgspec
 
 from slurm_resilience.clock import SYSTEM_CLOCK
+from slurm_resilience.errors import UsageError
 from slurm_resilience.mesh.connection import PeerConnection
 from slurm_resilience.mesh.dial_book import DialAddress
 from slurm_resilience.mesh.messages import (
@@ -90,6 +92,8 @@ class Observer:
         """Generation and node → what was found."""
         self._wrong_taken: set[tuple[int, str]] = set()
         self._next_look = 0.0
+        self._has_been_refused = False
+        """A peer hung up: it may have another secret."""
         self._outcome: TrainingOutcome | None = None
         self.news = threading.Event()
         """Set on every change; a thread that waits for it clears it."""
@@ -225,6 +229,10 @@ class Observer:
     def on_refused(self, now: float) -> None:
         """Nothing is to be done: an observer is not dialed."""
 
+    def on_hung_up(self, now: float) -> None:
+        """Look soon whether there is another secret."""
+        self._has_been_refused = True
+
     def on_turn(self, now: float) -> float:
         """Look for peers that are not connected yet, and for the training's end."""
         if now < self._next_look:
@@ -232,7 +240,10 @@ class Observer:
         self._next_look = now + LOOK_SECONDS
         # Without the lock: a shared directory may be slow.
         outcome, others = self._rendezvous.ended(), self._rendezvous.others()
+        secret = self._look_at_secret()
         with self._lock:
+            if secret is not None:
+                self._transport.take_secret(secret)
             if outcome != self._outcome:
                 self._outcome = outcome
                 self.news.set()
@@ -240,6 +251,14 @@ class Observer:
                 self._transport.dial(DialAddress(*address))
             self._transport.take_quiet()
         return self._next_look
+
+    def _look_at_secret(self) -> bytes | None:
+        """Return a secret that has come to count since this process began; None: there is none."""
+        if self._has_been_refused:
+            self._has_been_refused = False
+            with contextlib.suppress(OSError, UsageError):
+                return self._rendezvous.other_secret()
+        return None
 
     def on_failure(self, error: Exception) -> None:
         """Leave the picture as it is."""

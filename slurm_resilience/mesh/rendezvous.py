@@ -33,6 +33,15 @@ class Rendezvous(Protocol):
         """Return the secret that every peer of this training knows."""
         ...
 
+    def other_secret(self) -> bytes | None:
+        """Return the secret at this place, if it is another one than was read last; None: it is
+        not.
+
+        Raises:
+            OSError, UsageError: it cannot be read.
+        """
+        ...
+
     def port(self, seat: int) -> int:
         """Return the port that a seat has to listen on; 0: any."""
         ...
@@ -103,7 +112,7 @@ class SharedDirectory:
         self._has_made_secret = False
         self._given = secret
         self._shared = ""
-        """The secret in the directory, once it was read."""
+        """The secret in the directory, as it was read last; empty: it was not."""
         self._read: dict[str, Peer] = {}
         self._make()
 
@@ -111,14 +120,17 @@ class SharedDirectory:
         path = self.path
         try:
             path.mkdir(mode=0o700, parents=True, exist_ok=True)
-            info = path.stat()
-            if info.st_uid != os.geteuid() or info.st_mode & 0o022:
-                raise UsageError(
-                    f"{path}: must belong to you and not be writable by others (chmod go-w)"
-                )
+            self._check_owner()
             (path / "peers").mkdir(mode=0o700, exist_ok=True)
         except OSError as error:
             raise UsageError(f"{path}: no directory to meet in: {error.strerror}") from None
+
+    def _check_owner(self) -> None:
+        info = self.path.stat()
+        if info.st_uid != os.geteuid() or info.st_mode & 0o022:
+            raise UsageError(
+                f"{self.path}: must belong to you and not be writable by others (chmod go-w)"
+            )
 
     def secret(self) -> bytes:
         if self._given:
@@ -144,31 +156,24 @@ class SharedDirectory:
                 self._has_made_secret = True
 
     def _read_secret(self) -> str:
+        # Another directory may be in its place by now.
+        self._check_owner()
         target = self.path / "secret"
-        info = target.stat()
-        if info.st_uid != os.geteuid() or info.st_mode & 0o077:
-            raise UsageError(f"{target}: must belong to you and not be readable by others")
-        return target.read_text(encoding="utf-8")
+        descriptor = os.open(target, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
+        with os.fdopen(descriptor, encoding="utf-8") as file:
+            info = os.fstat(descriptor)
+            if info.st_uid != os.geteuid() or info.st_mode & 0o077:
+                raise UsageError(f"{target}: must belong to you and not be readable by others")
+            return file.read()
 
-    def other_secret(self, *, replaces: bool) -> bytes | None:
-        """Return the secret in the directory, if it is another one by now; None: it is not. One
-        that comes after the directory was removed makes another one.
-
-        Args:
-            replaces: this process trains with others: put theirs in its place instead.
-
-        Raises:
-            OSError, UsageError: it cannot be read, or replaced.
-        """
+    def other_secret(self) -> bytes | None:
+        # One that comes after the directory was removed makes another one. It is never replaced: so
+        # all that look have one in common, whichever they found first.
         if not self._shared or (found := self._read_secret()) == self._shared:
             return None
-        if not replaces:
-            self._shared = found
-            return _hex(found)
-        with _draft(self.path / f".secret-{os.getpid()}-{os.urandom(4).hex()}") as own:
-            _write_private(own, self._shared)
-            own.replace(self.path / "secret")
-        return None
+        secret = _hex(found)
+        self._shared = found
+        return secret
 
     def port(self, seat: int) -> int:
         return 0
@@ -258,6 +263,9 @@ class SharedDirectory:
 
 class _NothingWritten:
     """A place at which nothing is left for late processes and observers."""
+
+    def other_secret(self) -> bytes | None:
+        return None
 
     def holders(self, me: Peer) -> tuple[Peer, ...] | None:
         return ()

@@ -26,8 +26,8 @@ RETRY_SECONDS = 1.0
 REFUSED_LOOK_SECONDS = 1.0
 """The same, at least, where others are refused."""
 NEW_SECONDS, NEW_SECONDS_A_SEAT = 5.0, 0.01
-"""The same before this process was in a world: those that train may have another secret. Rarer
-where many may look."""
+"""The same before this process was in a world: there may be another secret by now. Rarer where many
+may look."""
 
 
 class RendezvousEntry:
@@ -45,8 +45,8 @@ class RendezvousEntry:
         Args:
             rendezvous: where others find this process.
             me: this process, with its port.
-            on_secret: called, in a thread, with the secret of those that train, where this process
-                had another one.
+            on_secret: called, in a thread, with another secret that has come to count beside those
+                that this process has.
             is_lent: this process is on a lent node: those that replace the job's own ranks must
                 know that it lives.
         """
@@ -94,7 +94,7 @@ class RendezvousEntry:
         return LOOK_SECONDS if self._in_world.is_set() else new
 
     def entered(self) -> None:
-        """Note that this process trains with others: their secret is the right one."""
+        """Note that this process trains with others."""
         if self._is_lent and not self._in_world.is_set():
             self._due.set()
         self._in_world.set()
@@ -115,6 +115,16 @@ class RendezvousEntry:
         self._refused_at = now
         self._due.set()
         return True
+
+    def look_at_hang_up(self, now: float) -> bool:
+        """Do the same where one that was dialed hung up: those that came after the directory was
+        removed find this process nowhere, and dial it not. One that was in no world looks often;
+        where many start at once, they hang up on each other for other reasons.
+
+        Returns:
+            Will it be?
+        """
+        return self._in_world.is_set() and self.look_at_refusal(now)
 
     def end(self) -> None:
         """Take the entry back."""
@@ -154,11 +164,9 @@ class RendezvousEntry:
             self._rendezvous.note_state(self._me)
 
     def _look_at_secret(self) -> None:
-        """Have one secret with the others. One that came while the directory was gone made another,
-        and would never be let in."""
-        if not isinstance(self._rendezvous, SharedDirectory):
-            return
-        secret = self._rendezvous.other_secret(replaces=self._in_world.is_set())
+        """Have one secret in common with the others. One that came while the directory was gone has
+        made another, and would never be let in."""
+        secret = self._rendezvous.other_secret()
         if secret is not None:
-            log.warning("those that train have another secret than this process found: it is taken")
+            log.warning("there is another secret since the directory was removed: it counts too")
             self._on_secret(secret)

@@ -74,6 +74,10 @@ class TransportOwner(Protocol):
         """Take note of a dialer that does not know the secret."""
         ...
 
+    def on_hung_up(self, now: float) -> None:
+        """Take note that the other side, which was dialed, has ended a handshake."""
+        ...
+
     def on_turn(self, now: float) -> float:
         """Do what is due; the time of the next call, if nothing happens before."""
         ...
@@ -134,7 +138,8 @@ class Transport:
         """Held while the owner is called; while it is held, no socket is opened or closed."""
         self.connections: dict[int, PeerConnection] = {}
         self._owner = owner
-        self._secret = secret
+        self._secrets: tuple[bytes, ...] = (secret,)
+        """The newest first."""
         self._strangers = strangers
         self._handshake_seconds = handshake_seconds
         self._names: Counter[str] = Counter()
@@ -218,7 +223,7 @@ class Transport:
         if self._closing or self._is_known(address):
             return
         try:
-            connection = PeerConnection.dial(address, self._secret)
+            connection = PeerConnection.dial(address, self._secrets)
         except NotYet:
             self._dials.looked_up(address, SYSTEM_CLOCK.monotonic())
             return
@@ -230,8 +235,10 @@ class Transport:
         self._add(connection, selectors.EVENT_READ | selectors.EVENT_WRITE)
 
     def take_secret(self, secret: bytes) -> None:
-        """Use another secret for the connections that begin from now on."""
-        self._secret = secret
+        """Take another secret for the connections that begin from now on: this process shows the
+        newest, and takes each that it has had for a proof. Others may not know of the newest yet.
+        """
+        self._secrets = (secret, *(known for known in self._secrets if known != secret))
 
     def send(self, numbers: Iterable[int], message: Message) -> None:
         """Send a message on connections, as far as they still exist."""
@@ -349,7 +356,7 @@ class Transport:
                     self._selector.unregister(self._listener)
                 return
             self._make_room(self._strangers)
-            connection = PeerConnection(sock, self._secret)
+            connection = PeerConnection(sock, self._secrets)
             self._add(connection, selectors.EVENT_READ)
             self._try(connection, connection.challenge)
 
@@ -422,6 +429,8 @@ class Transport:
                 self._owner.on_refused(now)
         except WireError as error:
             self._end(connection, error)
+            if connection.reached and not connection.proven:
+                self._owner.on_hung_up(SYSTEM_CLOCK.monotonic())
 
     def take_quiet(self) -> None:
         """Read what has arrived without waking the thread. Called by the thread, with the lock."""

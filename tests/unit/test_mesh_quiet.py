@@ -28,7 +28,7 @@ def pair() -> Iterator[Pair]:
     with socket.create_server(("127.0.0.1", 0)) as server:
         sender = socket.create_connection(server.getsockname())
         accepted, _ = server.accept()
-    connection = PeerConnection(accepted, b"secret")
+    connection = PeerConnection(accepted, [b"secret"])
     connection.peer = Peer("peer", 0)
     assert list(connection.received()) == []
     yield sender, connection

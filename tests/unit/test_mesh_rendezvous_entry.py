@@ -12,8 +12,10 @@ from pathlib import Path
 import pytest
 from mesh_peers import crew, leave, until, world
 
+from slurm_resilience.errors import UsageError
 from slurm_resilience.mesh import rendezvous_entry
 from slurm_resilience.mesh.model import Peer, PeerStatus
+from slurm_resilience.mesh.observer import Observer
 from slurm_resilience.mesh.protocol.world_plan import SEARCH_SECONDS
 from slurm_resilience.mesh.rendezvous import RECENT_SECONDS, SharedDirectory
 from slurm_resilience.mesh.rendezvous_entry import RendezvousEntry
@@ -79,7 +81,7 @@ def test_a_directory_that_was_removed(tmp_path: Path) -> None:
 def test_who_comes_while_the_directory_is_gone_is_let_in(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, newcomers: int
 ) -> None:
-    """It made a secret of its own, which those that trained never looked at."""
+    """It makes a secret of its own, which those that train take beside theirs."""
     place = tmp_path / "mesh"
     with crew(place, 2 + newcomers, min_world=2, core=2) as peers:
         meshes = peers.several(2)
@@ -89,14 +91,73 @@ def test_who_comes_while_the_directory_is_gone_is_let_in(
         # Not before: those that train would look at once, too.
         monkeypatch.setattr(rendezvous_entry, "NEW_SECONDS", 0.05)
         late = [peers.add(2 + number) for number in range(newcomers)]
-        assert (place / "secret").read_text() != secret
+        new_secret = (place / "secret").read_text()
+        assert new_secret != secret
         monkeypatch.setattr(rendezvous_entry, "LOOK_SECONDS", 0.05)
         for mesh in meshes:
             mesh._entry.look()
         ranks = [*meshes, *late]
         until(lambda: all(len(one.beats()) == 1 + newcomers for one in ranks), "all meet")
-        assert (place / "secret").read_text() == secret
+        assert (place / "secret").read_text() == new_secret
         assert (place / "secret").stat().st_mode & 0o077 == 0
+
+
+def test_two_worlds_with_a_secret_each_have_one_in_common(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each put its own in the place of the other's, again and again, and none was let in."""
+    monkeypatch.setattr(rendezvous_entry, "NEW_SECONDS", 60.0)
+    place = tmp_path / "mesh"
+    with crew(place, 4, min_world=2, start_patience=0.0) as peers:
+        first = [peers.add(0), peers.add(1)]
+        world(first)
+        shutil.move(place, tmp_path / "elsewhere")
+        second = [peers.add(2), peers.add(3)]
+        world(second)
+        secret = (place / "secret").read_text()
+        assert secret != (tmp_path / "elsewhere" / "secret").read_text()
+        # Those of the second do not know where the first is, and hang up on it.
+        first[0]._dial_known()
+        until(lambda: all(first[0].me.id in mesh.beats() for mesh in second), "they meet")
+        assert (place / "secret").read_text() == secret
+
+
+def test_an_observer_takes_the_secret_of_those_that_come_later(tmp_path: Path) -> None:
+    place = tmp_path / "mesh"
+    with crew(place, 2, min_world=1) as peers:
+        peers.add(0)
+        with Observer(f"dir:{place}") as observer:
+            until(lambda: len(observer.picture().peers) == 1, "it sees the first")
+            shutil.move(place, tmp_path / "elsewhere")
+            newcomer = peers.add(1)
+            until(lambda: newcomer.me in observer.picture().peers, "it sees the newcomer")
+
+
+def test_a_secret_that_another_may_have_put_there_is_not_taken(tmp_path: Path) -> None:
+    """The directory was removed, and another one is in its place."""
+    place, known = SharedDirectory(tmp_path / "mesh"), SharedDirectory(tmp_path / "known")
+    place.secret(), known.secret()
+    secret = place.path / "secret"
+    secret.unlink()
+    secret.symlink_to(known.path / "secret")
+    with pytest.raises(OSError, match="symbolic links"):
+        place.other_secret()
+    secret.unlink()
+    shutil.copy(known.path / "secret", secret)
+    secret.chmod(0o644)
+    with pytest.raises(UsageError, match="not be readable"):
+        place.other_secret()
+    secret.chmod(0o600)
+    place.path.chmod(0o777)
+    with pytest.raises(UsageError, match="not be writable"):
+        place.other_secret()
+    place.path.chmod(0o700)
+    assert place.other_secret() == known.secret()
+    assert place.other_secret() is None
+    secret.write_text("no secret")
+    for _ in range(2):
+        with pytest.raises(UsageError, match="hexadecimal"):
+            place.other_secret()
 
 
 def test_files_that_were_cleaned_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -215,6 +276,14 @@ def test_a_process_that_refuses_another_looks_for_a_new_secret(
         world([first, peers.add(1, 0, elsewhere)])
         refused = first._entry
         assert refused.look_at_refusal(1e9) and not refused.look_at_refusal(1e9 + 0.9)
+
+
+def test_only_a_process_that_trains_looks_where_another_hangs_up(tmp_path: Path) -> None:
+    """At a start many do, of which each would look."""
+    entry = RendezvousEntry(SharedDirectory(tmp_path), Peer("one", 0))
+    assert not entry.look_at_hang_up(1e9)
+    entry.entered()
+    assert entry.look_at_hang_up(1e9) and not entry.look_at_hang_up(1e9 + 0.9)
 
 
 def test_newcomers_wait_where_the_directory_was_removed(tmp_path: Path) -> None:

@@ -67,12 +67,13 @@ class Stranger:
 
 
 ME = Peer("stranger", 0, 99, node="node0", host="127.0.0.1")
+OBSERVER = Peer("observer", -1)
 
 
-def hello(secret: bytes, asked: PeerChallenge, to: str = "peer-0.0") -> PeerHello:
+def hello(secret: bytes, asked: PeerChallenge, to: str = "peer-0.0", me: Peer = ME) -> PeerHello:
     nonce = secrets.token_bytes(32)
-    proof = messages.proof(secret, "dial", asked.nonce, nonce, ME.id, to)
-    return PeerHello(ME, PeerStatus(), nonce, proof, to)
+    proof = messages.proof(secret, "dial", asked.nonce, nonce, me.id, to)
+    return PeerHello(me, PeerStatus(), nonce, proof, to)
 
 
 @pytest.fixture
@@ -122,6 +123,28 @@ def test_a_wrong_secret(pair: Crew, secret: bytes) -> None:
     stranger.say(hello(secret, stranger.challenge()), *evil(pair))
     assert stranger.hear() is None
     stranger.sock.close()
+
+
+def test_each_secret_that_a_process_has_had_is_a_proof(pair: Crew, tmp_path: Path) -> None:
+    """Others may not know the newest yet. The answer is made with the same one."""
+    mesh, old, new = pair.all[0], SharedDirectory(tmp_path).secret(), secrets.token_bytes(32)
+    mesh._transport.take_secret(new)
+    for secret in (old, new, secrets.token_bytes(32)):
+        stranger = Stranger.to(mesh)
+        asked = stranger.challenge()
+        said = hello(secret, asked, me=OBSERVER)
+        stranger.say(said)
+        answer = stranger.hear()
+        if secret in (old, new):
+            assert isinstance(answer, PeerWelcome)
+            proof = messages.proof(secret, "accept", said.nonce, asked.nonce, mesh.me.id)
+            assert answer.proof == proof
+        else:
+            assert answer is None
+        stranger.sock.close()
+    until(lambda: len(mesh._membership.side.contacts) == 1, "the strangers are gone")
+    mesh._transport.take_secret(old)
+    assert mesh._transport._secrets == (old, new)
 
 
 @pytest.mark.parametrize(

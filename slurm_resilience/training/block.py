@@ -156,6 +156,8 @@ class BlockRunner:
         self._where = where
         self._groups: list[ProcessGroups] = []
         self._finished_block = False
+        self._result: Any = None
+        """What the block returned, where it has finished."""
         self._last_size = where.seats
         """Ranks of the world that this process was in last; at first of the full world."""
         self._faults = fault_policy.Faults()
@@ -199,7 +201,6 @@ class BlockRunner:
 
     def run(self, block: Callable[[Session], T]) -> T | None:
         """Run until all ranks are done; return what the block returned."""
-        result: T | None = None
         control_socket.enters()
         try:
             if reason := startup.own_group():
@@ -210,7 +211,7 @@ class BlockRunner:
                     if view is None:
                         break
                     self._event("met", generation=view.counter, world=view.size)
-                    result = self._once(view, block)
+                    self._once(view, block)
                 except WireError as error:
                     self._leave_if_asked()
                     log.error("%s", error)
@@ -230,7 +231,8 @@ class BlockRunner:
                 log.warning("if another training meets in the same place: --rdzv-id names each")
             raise SystemExit(exit_codes.DONE)
         self._exits.done()
-        return result
+        finished: T = self._result
+        return finished
 
     def _meet(self) -> View | None:
         """Wait for the next world; give up where ranks are missing for longer than is wanted."""
@@ -249,14 +251,17 @@ class BlockRunner:
 
     # -- one generation -----------------------------------------------------------------------
 
-    def _once(self, view: View, block: Callable[[Session], T]) -> T | None:
+    def _once(self, view: View, block: Callable[[Session], object]) -> None:
         session, participant = self._session, self._participant
-        self._finished_block = False
         participant.say_entering(view)
         try:
             self._interrupter.enter()
             try:
-                participant.enter(self._form(view))
+                group = self._form(view)
+                # Not before: a training may end with ranks that have finished, and that were about
+                # to come into a world which was over before it worked.
+                self._finished_block, self._result = False, None
+                participant.enter(group)
                 self._tell_why(view)
                 inject.point("start", step=participant.step, rank=session.rank)
                 self._event("formed", generation=view.counter, world=view.size)
@@ -273,15 +278,14 @@ class BlockRunner:
             before = self._participant.last_end
             end = self._leave_block(view, error)
             self._go_on(end, error, before.reason if before is not None else "")
-            return None
-        self._finished_block = True
+            return
+        self._finished_block, self._result = True, result
         if participant.watch is not None:
             participant.watch.returned()
         participant.say("done")
         # The others may still be in their last step, or need this process's state.
         self._mesh.meet()
         self._leave_world()
-        return result
 
     def _form(self, view: View) -> ProcessGroups:
         timeout = self._options.abort_timeout

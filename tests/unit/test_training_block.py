@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import os
 import threading
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import MagicMock
 
 import pytest
 
 pytest.importorskip("torch", reason="torch is not installed")
 
 from slurm_resilience.errors import UsageError
+from slurm_resilience.mesh.model import View
 from slurm_resilience.training import block
 from slurm_resilience.training.options import Options
+from slurm_resilience.training.recovery import startup
 from slurm_resilience.training.recovery.exceptions import Interrupted
 from slurm_resilience.training.watch.slow_hook import SlowHook
 
@@ -115,6 +119,25 @@ def test_a_resize_hook_that_was_cut_off_is_called_again() -> None:
     runner._tell_resize(2)
     runner._tell_resize(2)
     assert told == [(4, 2), (4, 2)]
+
+
+def test_one_that_has_finished_was_about_to_come_into_a_world_that_ended(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The other ranks had finished as well, and ended the training: its result was lost, and not
+    written down."""
+    runner = block.BlockRunner.__new__(block.BlockRunner)
+    for name in ("_session", "_participant", "_interrupter", "_mesh", "_exits", "_go_on"):
+        setattr(runner, name, MagicMock())
+    runner._options, runner._groups, runner._passed, runner._last_size = Options(), [], None, 0
+    monkeypatch.setattr(runner._exits, "done", written_down := MagicMock())
+    views = iter([View(1, ()), View(2, ()), View(2, ()), None])
+    monkeypatch.setattr(runner._mesh, "meet", lambda: next(views))
+    monkeypatch.setattr(runner, "_form", MagicMock(side_effect=[None, Interrupted("it is over")]))
+    monkeypatch.setattr(runner._mesh.me, "pid", os.getpid())
+    monkeypatch.setattr(startup, "own_group", lambda: "")
+    assert runner.run(lambda _: "the result") == "the result"
+    assert written_down.called
 
 
 async def later(session: Any) -> None:

@@ -187,13 +187,18 @@ class OwnRendezvous:
         on_secret: Callable[[bytes], None],
     ) -> None:
         self.directory = directory
-        self.secret = b""
+        self.secrets: tuple[bytes, ...] = (b"",)
+        """Those that it takes for a proof; it shows the first."""
         self.is_listed = False
         """The rendezvous tells that this process has the state."""
         self.entry: RendezvousEntry | None = None
         if directory is not None:
             is_lent = 0 < rules.core <= me.seat
             self.entry = RendezvousEntry(directory, me, on_secret, is_lent=is_lent)
+
+    def take_secret(self, secret: bytes) -> None:
+        """Do what `Transport.take_secret` does."""
+        self.secrets = (secret, *(known for known in self.secrets if known != secret))
 
 
 class SimProcess:
@@ -247,7 +252,7 @@ class SimProcess:
     def start(self) -> None:
         """Look for the others."""
         if self.own_rendezvous.directory is not None and self.own_rendezvous.entry is not None:
-            self.own_rendezvous.secret = self.own_rendezvous.directory.secret()
+            self.own_rendezvous.secrets = (self.own_rendezvous.directory.secret(),)
             self.own_rendezvous.entry.announce()
             self._around.schedule.after(self.own_rendezvous.entry.pause, self._keep_entry, True)
         self._carry(DialKnown())
@@ -319,14 +324,11 @@ class SimProcess:
             self._around.ended(self, 1)
             return
         if isinstance(item, SimHello):
-            if item.secret != self.own_rendezvous.secret:
+            if item.secret not in self.own_rendezvous.secrets:
                 self._around.note(self, f"refuses {item.peer.id}, which has another secret")
                 self._around.network.abort(connection, self)
-                now = self._around.schedule.now
-                if (
-                    self.own_rendezvous.entry is not None
-                    and self.own_rendezvous.entry.look_at_refusal(now)
-                ):
+                entry = self.own_rendezvous.entry
+                if entry is not None and entry.look_at_refusal(self._around.schedule.now):
                     self._around.schedule.after(0.0, self._keep_entry)
                 return
             self.connections[connection.number] = connection
@@ -363,6 +365,10 @@ class SimProcess:
         elif not connection.other(self).alive and connection.other(self).powered:
             self._around.note(self, f"finds no {other}")
             self._take(PeerAbsent(other))
+        elif connection.side(self) == 0 and cause != "lost":
+            entry = self.own_rendezvous.entry
+            if entry is not None and entry.look_at_hang_up(self._around.schedule.now):
+                self._around.schedule.after(0.0, self._keep_entry)
         self._turn()
 
     # -- connections --------------------------------------------------------------------------
@@ -375,7 +381,7 @@ class SimProcess:
         connection = network.connect(self, other)
         self.connections[connection.number] = connection
         self._names[peer.id] += 1
-        hello = SimHello(self.peer, self.membership.side.status, self.own_rendezvous.secret)
+        hello = SimHello(self.peer, self.membership.side.status, self.own_rendezvous.secrets[0])
         self._send_item(connection, hello)
         self._around.schedule.after(HANDSHAKE_SECONDS, self._too_slow, connection)
 
@@ -393,8 +399,8 @@ class SimProcess:
             self._around.schedule.after(self.own_rendezvous.entry.pause, self._keep_entry, True)
 
     def _take_secret(self, secret: bytes) -> None:
-        self._around.note(self, "takes the secret of those that train")
-        self.own_rendezvous.secret = secret
+        self._around.note(self, "takes another secret beside its own")
+        self.own_rendezvous.take_secret(secret)
         self._carry(DialKnown())
         self._turn()
 
@@ -587,7 +593,7 @@ class SimProcess:
             return
         program = self.program
         program.invited, program.inside, program.turn = None, view, 0
-        program.leaving, program.done = False, False
+        program.leaving = False
         self._around.note(self, f"enters {view.generation}")
         self._say("running", view)
         if program.inside is view and not program.leaving:
@@ -622,6 +628,7 @@ class SimProcess:
         program.turn += 1
         program.step = step
         if program.turn == 1:
+            program.done = False
             if self.own_rendezvous.entry is not None:
                 self.own_rendezvous.entry.entered()
                 self._keep_entry()

@@ -212,19 +212,20 @@ def test_a_lent_rank_tells_that_it_has_the_state(
     with crew(tmp_path, 3, min_world=2, core=2) as peers:
         meshes = peers.several(2)
         first = world(meshes)
-        meshes.append(peers.add(2))
+        meshes.append(lent := peers.add(2))
+        until(lambda: all(lent.me.id in mesh.beats() for mesh in meshes[:2]), "they see it")
         leave(meshes[:2], first)
         world(meshes)
-        lent = tmp_path / "peers" / f"{meshes[2].me.id}.state"
-        until(lent.exists, "it has told")
+        told = tmp_path / "peers" / f"{lent.me.id}.state"
+        until(told.exists, "it has told")
         assert len(list((tmp_path / "peers").glob("*.state"))) == 1, "the job's own ranks do not"
         newcomer = Peer("newcomer", 0, 1)
         place = SharedDirectory(tmp_path)
         place.enter(newcomer)
-        until(lambda: place.holders(newcomer) == (meshes[2].me,), "it is found")
-        os.utime(lent, (0, 0))
+        until(lambda: place.holders(newcomer) == (lent.me,), "it is found")
+        os.utime(told, (0, 0))
         until(lambda: place.holders(newcomer) != (), "it tells again and again")
-        meshes[2].close()
+        lent.close()
         until(lambda: place.holders(newcomer) == (), "it has taken that back")
 
 

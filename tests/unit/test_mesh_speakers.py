@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from slurm_resilience.mesh.events import (
+    BytesReceived,
     ConnectionClosed,
     ConnectionProven,
     Dial,
@@ -259,3 +260,22 @@ def test_who_speaks_for_one_whose_connection_was_reset_has_a_higher_key() -> Non
     assert [effect.message.key for effect in sent if isinstance(effect.message, Reachable)] == [
         (2, -1)
     ]
+
+
+@pytest.mark.parametrize("waits", [True, False])
+def test_a_rank_that_waits_at_its_start_is_not_waited_for(waits: bool) -> None:
+    """It came when the speaker was silent already. Ranks of other nodes gave up those of this one,
+    or were given up by them, before it spoke."""
+    new, speaker, me = (Peer(f"peer-{seat}", seat, node="n") for seat in range(3))
+    relay = Relay(me, 0.0, lambda: 1.0, lambda _: PeerStatus())
+    relay.step(ConnectionProven(1, speaker, PeerStatus()), 0.0)
+    relay.step(MessageReceived(1, speaker.id, speaker.id, Speaks((1, -1))), 0.0)
+    for tenth in range(1, 112):
+        now = tenth / 10
+        if tenth <= 100:
+            relay.step(BytesReceived(1, speaker.id), now)
+        if tenth == (105 if waits else 95):
+            relay.step(ConnectionProven(2, new, PeerStatus()), now)
+        relay.step(BytesReceived(2, new.id), now)
+        relay.tick(now)
+    assert relay.speaks is waits

@@ -189,6 +189,8 @@ class Near:
         """Seconds of a speaker's silence after which another one speaks."""
         self.heard: dict[str, float] = {}
         """When anything was heard of each other rank."""
+        self._met: dict[str, float] = {}
+        """When each of them came."""
         self.silent: set[str] = set()
         """Those of whom nothing was heard for too long."""
         self.keys: dict[str, Key] = {}
@@ -210,10 +212,27 @@ class Near:
         """Tell whether nothing was heard of a rank for too long."""
         return now - self.heard.get(peer_id, now) > self.patience()
 
-    def is_spoken_for(self, now: float) -> bool:
-        """Tell whether the speaker that counts has taken this part on purpose, and answers."""
+    def meet(self, peer_id: str, now: float) -> None:
+        """Note that a rank is linked."""
+        self.heard[peer_id] = now
+        self._met.setdefault(peer_id, now)
+
+    @property
+    def _speaker(self) -> str | None:
+        """Return the speaker that counts, if it has taken this part on purpose."""
         best = max(self.keys, key=lambda peer_id: self.keys[peer_id], default=None)
-        return best is not None and self.keys[best][0] > 0 and not self.is_silent(best, now)
+        return best if best is not None and self.keys[best][0] > 0 else None
+
+    def is_spoken_for(self, now: float) -> bool:
+        """Tell whether there is a speaker, and it answers."""
+        speaker = self._speaker
+        return speaker is not None and not self.is_silent(speaker, now)
+
+    def may_speak(self, peer_id: str, now: float) -> bool:
+        """Tell whether a rank answers, and may take a silent speaker's place at once: one that came
+        after that was heard last waits at its start for a word of it."""
+        last = self.heard.get(self._speaker or "", now)
+        return not self.is_silent(peer_id, now) and self._met.get(peer_id, now) <= last
 
     def catch_up(self, late: float, now: float) -> None:
         """Count no time in which this process did not run."""
@@ -234,5 +253,6 @@ class Near:
     def forget(self, peer_id: str) -> None:
         """Forget one that has no link any more."""
         self.heard.pop(peer_id, None)
+        self._met.pop(peer_id, None)
         self.silent.discard(peer_id)
         self._term = max(self._term, self.keys.pop(peer_id, NO_KEY)[0])

@@ -255,13 +255,14 @@ class Relay:
                 self._choose(self._offers.over(link), now)
 
     def _should_speak(self, now: float) -> bool:
-        """Tell whether this is the lowest seat that answers, and none speaks that does."""
+        """Tell whether this is the lowest seat that may speak at once, and none speaks that
+        answers."""
         if self._near.is_spoken_for(now):
             return False
         if self._retired or (now < self._start_until and self._search.expects_near):
             return False
         near = (self._links.peers[number] for number in self._links.near().values())
-        seats = [(p.seat, p.id) for p in near if not self._near.is_silent(p.id, now)]
+        seats = [(p.seat, p.id) for p in near if self._near.may_speak(p.id, now)]
         return (self._me.seat, self._me.id) < min(seats, default=(self._me.seat + 1, ""))
 
     def _speak(self, now: float) -> None:
@@ -287,7 +288,7 @@ class Relay:
         if not self._links.is_far(number):
             self._tell(event)
             if peer.seat >= 0:
-                self._near.heard[peer.id] = now
+                self._near.meet(peer.id, now)
                 if now < self._start_until:
                     self._start_until = now + START_SECONDS
                 self._announce(number)

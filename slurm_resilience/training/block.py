@@ -157,7 +157,7 @@ class BlockRunner:
         self._groups: list[ProcessGroups] = []
         self._finished_block = False
         self._result: Any = None
-        """What the block returned, where it has finished."""
+        """The value that the block returned, where it has finished."""
         self._last_size = where.seats
         """Ranks of the world that this process was in last; at first of the full world."""
         self._faults = fault_policy.Faults()

@@ -146,7 +146,7 @@ def test_what_is_to_be_passed_on_stays_apart() -> None:
     )
 )
 def test_each_target_hears_each_source_in_order(said: list[tuple[str, bytes, list[str]]]) -> None:
-    """Of each source, each target reads what was said to it, in order, joined or not."""
+    """Each target reads what each source has said to it, in order, joined or not."""
     box = LinkBundle(apart="a")
     for source, text, targets in said:
         box.add(words(source, text, *targets), 0.0)

@@ -236,7 +236,9 @@ class MeshRun:
     def _is_whole(self, calm: float) -> bool:
         if self.end.begun:
             return not self.living()
-        if self._plan.empty and all(process.program.step < 0 for process in self.living()):
+        # With the directory, newcomers of an elastic job cannot know of lent ranks that train.
+        waits_long = self._plan.empty or (self.rules.core and self._plan.removes_directory)
+        if waits_long and all(process.program.step < 0 for process in self.living()):
             return True  # the state is lost: as at a start, all seats are waited for, and longer
         return self._full_at > calm
 

@@ -18,9 +18,9 @@ from slurm_resilience.mesh.events import (
     Send,
 )
 from slurm_resilience.mesh.mesh import Mesh
-from slurm_resilience.mesh.messages import KeyChange, Reachable, Speaks
+from slurm_resilience.mesh.messages import KeyChange, Message, Reachable, Speaks
 from slurm_resilience.mesh.model import GenerationEnd, Member, Peer, PeerStatus
-from slurm_resilience.mesh.protocol.links import Offer, Offers
+from slurm_resilience.mesh.protocol.links import NO_KEY, RETIRED, Offer, Offers
 from slurm_resilience.mesh.protocol.relay import Relay, Told
 from slurm_resilience.mesh.protocol.speaker_search import SEARCH_SECONDS, SpeakerSearch
 from slurm_resilience.mesh.rendezvous import SharedDirectory
@@ -148,6 +148,25 @@ def test_a_rank_that_does_not_speak_is_seldom_awake() -> None:
     relay.tick(1.0)
     relay.flush(1.0)
     assert relay.wake_at >= 1.0 + patience / 4
+
+
+@pytest.mark.parametrize(("word", "reaches"), [(NO_KEY, True), (RETIRED, False)])
+def test_an_old_word_on_a_speaker_comes_late_over_another_connection(
+    word: tuple[int, int], reaches: bool
+) -> None:
+    """Two ranks that dial each other have two connections for a moment, each with its own pace."""
+    peers = [Peer(f"peer-{seat}", seat, node=f"node{seat // 2}") for seat in range(4)]
+    relay = Relay(peers[1], 0.0, lambda: 2.0, lambda _: PeerStatus())
+
+    def hear(link: int, message: Message) -> list[Any]:
+        return relay.step(MessageReceived(link, peers[0].id, peers[0].id, message), 0.0)
+
+    relay.step(ConnectionProven(1, peers[0], PeerStatus()), 0.0)
+    relay.step(ConnectionProven(2, peers[0], PeerStatus()), 0.0)
+    hear(1, Speaks((1, 0)))
+    hear(2, Speaks(word))
+    effects = hear(1, Reachable((1, -2), (Member(peers[2], PeerStatus()),)))
+    assert any(isinstance(effect, Told) for effect in effects) is reaches
 
 
 def test_a_rank_that_begins_to_speak_on_purpose_is_no_other_way() -> None:

@@ -12,6 +12,8 @@ Key = tuple[int, int]
 seat."""
 NO_KEY: Key = (-1, 0)
 """The key of a rank that does not speak."""
+RETIRED: Key = (-2, 0)
+"""The word of a rank that does not speak any more, and will not."""
 
 
 class Offer(NamedTuple):
@@ -197,6 +199,16 @@ class Near:
         """By id, as far as they have said; this process too, if it speaks."""
         self._term = 0
         """The newest term of those that are forgotten: other nodes may still count it."""
+
+    def learn_key(self, peer_id: str, key: Key) -> None:
+        """Take a rank's word on its key. Keys only grow until it retires: over the older of two
+        connections, or the newer, an old word may come late."""
+        known = self.keys.get(peer_id, NO_KEY)
+        if RETIRED in (key, known):
+            self._term = max(self._term, known[0])
+            self.keys[peer_id] = RETIRED
+        else:
+            self.keys[peer_id] = max(key, known)
 
     @property
     def best_key(self) -> Key:

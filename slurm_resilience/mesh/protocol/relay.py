@@ -60,6 +60,7 @@ from slurm_resilience.mesh.model import CloseCause, Member, Peer, PeerStatus
 from slurm_resilience.mesh.protocol.bundling import Bundles
 from slurm_resilience.mesh.protocol.links import (
     NO_KEY,
+    RETIRED,
     Found,
     Key,
     Links,
@@ -179,7 +180,7 @@ class Relay:
         self._bundles.now = now
         self._retired = True
         self._near.keys.pop(self._me.id, None)
-        self._send_near(Speaks(NO_KEY))
+        self._send_near(Speaks(RETIRED))
         for number in self._links.far():
             self._close(number, now)
         return self._drain()
@@ -385,7 +386,7 @@ class Relay:
         match event.message:
             case Speaks(key=key):
                 self._search.meet(event.speaker)
-                self._near.keys[event.speaker] = key
+                self._near.learn_key(event.speaker, key)
                 self._choose(self._offers.over(number), now)
             case Reachable(key=key, members=members):
                 self._offer(number, key, members, now)
@@ -560,7 +561,7 @@ class Relay:
                 else:
                     self._passed[peer_id] = passed
                     told.setdefault(best[1].key, []).append(best[1].member)
-            able = [one for one in found if one[0] != NO_KEY]
+            able = [one for one in found if one[0] > NO_KEY]
             self._go(peer_id, max(able, key=_preference, default=None), now)
         for key, members in told.items():
             self._send_near(Reachable(key, tuple(members)))

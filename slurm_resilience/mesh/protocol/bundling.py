@@ -8,7 +8,7 @@ several say in the same words to the same others is sent once, with all their na
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 
 from slurm_resilience.mesh.messages import Bundle, Bundled, Reachable, Relayed
 from slurm_resilience.mesh.model import Member
@@ -103,36 +103,35 @@ class LinkBundle:
         sources, targets = message.sources, message.targets
         key = (sources == self._apart, message.body)
         at = self._where.get(key, -1)
-        if not self._join(at, sources, targets):
-            at = self._where[key] = len(self._items)
-            self._items.append(_Words(message))
-            self._bytes += len(message.body)
-        for source in sources:
-            self._of[source] = max(at, self._of.get(source, -1))
-        if not targets:
-            self._for_all = max(self._for_all, at)
-        for target in targets:
-            self._last[target] = max(at, self._last.get(target, -1))
-
-    def _join(self, at: int, sources: Sequence[str], targets: Sequence[str]) -> bool:
-        """Say the words of an item for more sources, or to more targets, where this overtakes
-        nothing that the same source has said to the same target; tell whether that was done."""
         item = self._items[at] if at >= 0 else None
-        if not isinstance(item, _Words):
-            return False
-        new = at > self._told and all(self._of.get(source, -1) < at for source in sources)
-        if new and item.targets == list(targets):
-            item.sources += sources
-            return True
-        free = targets and at > self._for_all and self._is_free(at, targets)
-        if free and item.sources == list(sources):
-            item.targets += targets
-            return True
-        return False
+        if isinstance(item, _Words):
+            if self._may_join(at, sources) and item.targets == list(targets):
+                item.sources += sources
+                self._of.update(dict.fromkeys(sources, at))
+                return
+            if targets and self._may_reach(at, targets) and item.sources == list(sources):
+                item.targets += targets
+                self._last.update(dict.fromkeys(targets, at))
+                return
+        at = self._where[key] = len(self._items)
+        self._items.append(_Words(message))
+        self._bytes += len(message.body)
+        self._of.update(dict.fromkeys(sources, at))
+        self._last.update(dict.fromkeys(targets, at))
+        if not targets:
+            self._for_all = at
 
-    def _is_free(self, at: int, targets: Sequence[str]) -> bool:
-        """Tell whether neither an item, nor one behind it, is for any of these."""
-        return all(self._last.get(target, -1) < at for target in targets)
+    def _may_join(self, at: int, sources: Sequence[str]) -> bool:
+        """Tell whether more sources may say the words of an item: none has said anything in it, or
+        after it, and what tells of them is before it."""
+        newest = self._of
+        return at > self._told and all(newest.get(source, -1) < at for source in sources)
+
+    def _may_reach(self, at: int, targets: Sequence[str]) -> bool:
+        """Tell whether more targets may read the words of an item: neither it, nor one after it, is
+        for any of them."""
+        newest = self._last
+        return at > self._for_all and all(newest.get(target, -1) < at for target in targets)
 
     def take(self, reached: Collection[str]) -> Bundled | Bundle:
         """Return all as one message.
@@ -165,16 +164,14 @@ class Bundles:
         self.now = now
         """The time of this turn."""
 
-    def add(self, link: int, message: Bundled, apart: str = "") -> bool:
-        """Add a message; tell whether the bundle has to be sent before the next one is added.
+    def box(self, link: int, apart: Callable[[int], str]) -> LinkBundle:
+        """Return the bundle for a link; add messages with `now`, until it is full.
 
         Args:
             link: that it goes over.
-            message: the message.
-            apart: as `LinkBundle` has it.
+            apart: the source whose messages stay apart there, as `LinkBundle` has it.
         """
         bundle = self.by_link.get(link)
         if bundle is None:
-            bundle = self.by_link[link] = LinkBundle(apart)
-        bundle.add(message, self.now)
-        return bundle.is_full
+            bundle = self.by_link[link] = LinkBundle(apart(link))
+        return bundle

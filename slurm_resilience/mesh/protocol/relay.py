@@ -642,10 +642,15 @@ class Relay:
     def _send_on(self, numbers: Iterable[int], message: Bundled) -> None:
         """Send a message at the end of the turn, with the others that go there."""
         for number in numbers:
-            # There, its own messages are passed on to other nodes, and those of others are not.
-            apart = "" if self._links.is_far(number) else self._me.id
-            if self._bundles.add(number, message, apart):
+            box = self._bundles.box(number, self._apart)
+            box.add(message, self._bundles.now)
+            if box.is_full:
                 self._empty(number)
+
+    def _apart(self, number: int) -> str:
+        """Return whose messages stay apart on a link. To a rank of this node, those of this process
+        may have to be passed on to other nodes, and those of others not."""
+        return "" if self._links.is_far(number) else self._me.id
 
     def _empty(self, number: int) -> None:
         outbox = self._bundles.by_link.pop(number, None)

@@ -2,95 +2,114 @@
 
 from __future__ import annotations
 
-import ctypes
+import logging
+import pickle
 import random
 import sys
 from array import array
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
 
-PLACE = 624
-"""numpy's Mersenne twister: so many words of 32 bits, and then the place in them."""
-_WORDS = ctypes.c_uint32 * (PLACE + 1)
-Ends = tuple[memoryview, ...]
-"""The first and the last of them in a generator's own memory; empty: they cannot be looked at."""
+log = logging.getLogger("sres.training")
+
 MAY_HAVE_CUDA = torch.backends.cuda.is_built()  # type: ignore[no-untyped-call]
 """False: this build of torch has none, so no step need ask whether it is in use."""
+CLOSELY = 20
+"""Marks of each world at which every state is read. A library that was not drawn from by then is
+quiet."""
+QUIET_MARKS = 16
+"""Between two looks at a quiet library's state."""
 
 
-def _ends(words: Any) -> Ends:
-    view = memoryview(words).cast("B")
-    return view[:16], view[-16:]
+class MarkedStates:
+    """The states at the last mark.
 
-
-class _NumpyState:
-    """numpy's state, read in full from the first draw on: that takes 30 µs, and 1 µs to see that
-    nothing was drawn yet, by a few of the generator's words: any draw moves the place in them, or
-    makes all of them anew. Where they lie is part of numpy's interface.
-
-    Later the words do not tell enough: a normal number that is held back is not among them, and a
-    program that seeds anew at each step comes to the same words with one held back or without.
+    To read them takes longer than all else of a mark: Python's alone are 625 objects. Most programs
+    draw at each step, or never. So what is quiet is looked at now and then; from its first draw on
+    it is read at each mark. A rollback that finds a first draw since the last look goes back to
+    that look, and says so: those draws come once more. Ranks that draw alike do so afterwards too.
     """
 
     def __init__(self) -> None:
-        self._generator: Any = None
-        self._ends: Ends = ()
-        """Empty too when something was drawn."""
-        self._seen = b""
-        self._state: Any = None
+        self._states: dict[str, Any] = {}
+        self._drawn: list[str] = []
+        """Libraries that are not quiet."""
+        self._close = CLOSELY
+        """Marks at which everything is still read."""
+        self._age = 0
+        """Marks since the last look at what is quiet."""
 
-    def read(self, library: Any) -> Any:
-        """Return `numpy.random.get_state`'s answer.
+    def begin(self) -> None:
+        """Mark the beginning of a world: another state than before is no draw."""
+        self._states = read()
+        self._close, self._age = CLOSELY, 0
 
-        Args:
-            library: the module numpy.
-        """
-        generator = library.random.get_bit_generator()
-        if generator is not self._generator:
-            self._generator, self._ends = generator, _numpys_ends(library, generator)
-            self._state = None
-        if not self._ends:
-            return library.random.get_state(legacy=False)
-        known, now = self._state, b"".join(self._ends)
-        if known is not None and now == self._seen:
-            return known
-        found = library.random.get_state(legacy=False)
-        if known is not None or found["has_gauss"]:
-            self._ends = ()
-        self._state, self._seen = found, now
-        return found
+    def mark(self) -> None:
+        """Remember the states now."""
+        self._age += 1
+        for name in self._drawn:
+            # The old one goes first: Python's 625 numbers then get the same memory again, which is
+            # in the processor's cache.
+            self._states[name] = None
+            self._states[name] = _READERS[name]()
+        if self._close or self._age == QUIET_MARKS:
+            self._close, self._age = max(0, self._close - 1), 0
+            quiet = read(but=self._drawn)
+            self._drawn += self._differ(quiet)
+            self._states |= quiet
 
-    def forget(self) -> None:
-        """Begin anew: the generator was given another state."""
-        self._generator = None
+    def rollback(self) -> None:
+        """Go back to the mark."""
+        late = self._differ(read(but=self._drawn))
+        if late and self._age:
+            log.warning(
+                "the first random numbers of %s were drawn in this step, or up to %d steps before: "
+                "they come once more",
+                ", ".join(late),
+                self._age,
+            )
+        self._drawn += late
+        write(self._states)
 
-
-def _numpys_ends(library: Any, generator: Any) -> Ends:
-    if type(generator) is not library.random.MT19937:
-        return ()
-    words = _WORDS.from_address(generator.ctypes.state_address)
-    state = generator.state["state"]
-    return _ends(words) if list(words) == [*state["key"].tolist(), state["pos"]] else ()
-
-
-_numpy = _NumpyState()
+    def _differ(self, states: dict[str, Any]) -> list[str]:
+        known = self._states
+        return [name for name in states if name in known and not _equal(states[name], known[name])]
 
 
-def read() -> dict[str, Any]:
+def _in_use() -> list[str]:
+    """Return the libraries that have states: numpy only if something imported it, CUDA only if in
+    use."""
+    names = ["torch", "random"]
+    if MAY_HAVE_CUDA and torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+        names.append("cuda")
+    if "numpy" in sys.modules:
+        names.append("numpy")
+    return names
+
+
+_READERS: dict[str, Callable[[], Any]] = {
+    "torch": torch.default_generator.get_state,
+    "random": random.getstate,
+    "cuda": torch.cuda.get_rng_state,
+    "numpy": lambda: sys.modules["numpy"].random.get_state(legacy=False),
+}
+
+
+def read(but: Iterable[str] = ()) -> dict[str, Any]:
     """Read all of them, by library: numpy's only if something imported it, CUDA's only if in use.
 
-    Called once a step.
+    Args:
+        but: libraries that are left out.
     """
-    found: dict[str, Any] = {
-        "torch": torch.default_generator.get_state(),
-        "random": random.getstate(),
-    }
-    if MAY_HAVE_CUDA and torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
-        found["cuda"] = torch.cuda.get_rng_state()
-    if numpy := sys.modules.get("numpy"):
-        found["numpy"] = _numpy.read(numpy)
-    return found
+    return {name: _READERS[name]() for name in _in_use() if name not in but}
+
+
+def _equal(one: Any, other: Any) -> bool:
+    if isinstance(one, torch.Tensor):
+        return torch.equal(one, other)
+    return one == other if isinstance(one, tuple) else pickle.dumps(one) == pickle.dumps(other)
 
 
 def write(states: dict[str, Any]) -> None:
@@ -101,7 +120,6 @@ def write(states: dict[str, Any]) -> None:
         torch.cuda.set_rng_state(states["cuda"])
     if "numpy" in states and (numpy := sys.modules.get("numpy")):
         numpy.random.set_state(states["numpy"])
-        _numpy.forget()
 
 
 def seed(number: int) -> None:

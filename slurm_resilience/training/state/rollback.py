@@ -192,7 +192,7 @@ class RollbackPoint:
         )
         self._versions: list[int] = []
         self._samples: list[torch.Tensor] = []
-        self._rng: dict[str, Any] = {}
+        self._rng = rng.MarkedStates()
 
     def mark(self, *, values: bool = False) -> None:
         """Remember now.
@@ -205,10 +205,10 @@ class RollbackPoint:
         self._samples = [sample(parameter) for parameter in self._parameters] if values else []
         self._contents.take()
         self._buffers.mark()
-        # The old ones go first: the 625 numbers of `random` then get the same memory again, which
-        # is in the processor's cache. Left in between, nothing was drawn since the mark.
-        self._rng = {}
-        self._rng = rng.read()
+        if values:
+            self._rng.begin()
+        else:
+            self._rng.mark()
 
     def rollback(self) -> tuple[str, ...]:
         """Go back to the mark. Returns the parameters that something changed since: not empty
@@ -216,8 +216,7 @@ class RollbackPoint:
         for module in self._modules:
             adapters.reshard(module)
         self._buffers.rollback()
-        if self._rng:
-            rng.write(self._rng)
+        self._rng.rollback()
         self.forget_gradients()
         return self.changed()
 

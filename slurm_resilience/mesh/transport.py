@@ -17,7 +17,7 @@ import threading
 import weakref
 from collections import Counter
 from collections.abc import Callable, Iterable
-from typing import ClassVar, Protocol
+from typing import ClassVar, NamedTuple, Protocol
 
 import msgspec
 
@@ -41,6 +41,13 @@ FORKED, ENDED = -1, -2
 """In place of a file descriptor: in a child of a fork, and after the end of the thread."""
 TEND_SECONDS = 0.5
 """Between two looks for handshakes that take too long."""
+
+
+class _HandshakeLimits(NamedTuple):
+    strangers: int
+    """Accepted connections that may be unproven at a time."""
+    seconds: float
+    """After which an unproven connection is closed."""
 
 
 class TransportOwner(Protocol):
@@ -140,8 +147,7 @@ class Transport:
         self._owner = owner
         self._secrets: tuple[bytes, ...] = (secret,)
         """The newest first."""
-        self._strangers = strangers
-        self._handshake_seconds = handshake_seconds
+        self._limits = _HandshakeLimits(strangers, handshake_seconds)
         self._names: Counter[str] = Counter()
         """Connections to each peer, proven or not."""
         self._dials = DialBook()
@@ -156,6 +162,8 @@ class Transport:
             self._selector.register(self._listener, selectors.EVENT_READ, self._accept)
         self._wake = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._selector.register(self._wake, selectors.EVENT_READ, self._woken)
+        self._is_unsettled = False
+        """There may be something for `_tend` to do."""
         self._closing = False
         self._thread = threading.Thread(target=self._run, name="sres-mesh", daemon=True)
         Transport._all.add(self)
@@ -262,6 +270,7 @@ class Transport:
         if connection is not None:
             connection.born = SYSTEM_CLOCK.monotonic()
             connection.finish()
+            self._is_unsettled = True
 
     def close(self, number: int) -> None:
         """Close a connection; the owner is not told."""
@@ -295,10 +304,12 @@ class Transport:
                 os.close(wake)
 
     def _serve(self) -> None:
-        wake_at = tend_at = SYSTEM_CLOCK.monotonic()
+        wake_at = tended_at = SYSTEM_CLOCK.monotonic()
         while not self._closing:
             redial_at = self._dials.next_at()
-            due = min(wake_at, tend_at if redial_at is None else min(tend_at, redial_at))
+            due = wake_at if redial_at is None else min(wake_at, redial_at)
+            if self._is_unsettled:
+                due = min(due, tended_at + TEND_SECONDS)
             for key, events in self._selector.select(max(0.0, due - SYSTEM_CLOCK.monotonic())):
                 with self.lock:
                     key.data(events)
@@ -306,17 +317,20 @@ class Transport:
             with self.lock:
                 for address in self._dials.take_due(now):
                     self.dial(address)
-                if now >= tend_at:
-                    tend_at = now + TEND_SECONDS
+                if self._is_unsettled and now >= tended_at + TEND_SECONDS:
+                    tended_at = now
                     self._tend(now)
             wake_at = self._owner.on_turn(now)
 
     def _tend(self, now: float) -> None:
         """Close connections whose handshake takes too long, and listen again after a shortage of
         file descriptors."""
+        self._is_unsettled = False
         for connection in list(self.connections.values()):
-            old = now - connection.born > self._handshake_seconds
-            if old and (not connection.proven or connection.finishing):
+            if connection.proven and not connection.finishing:
+                continue
+            self._is_unsettled = True
+            if now - connection.born > self._limits.seconds:
                 self._end(connection, WireError("the handshake took too long"))
         if self._listener is not None and self._listener not in self._selector.get_map():
             self._selector.register(self._listener, selectors.EVENT_READ, self._accept)
@@ -354,8 +368,9 @@ class Transport:
                         continue
                     # It would be called again at once, and again.
                     self._selector.unregister(self._listener)
+                    self._is_unsettled = True
                 return
-            self._make_room(self._strangers)
+            self._make_room(self._limits.strangers)
             connection = PeerConnection(sock, self._secrets)
             self._add(connection, selectors.EVENT_READ)
             self._try(connection, connection.challenge)
@@ -375,6 +390,7 @@ class Transport:
 
     def _add(self, connection: PeerConnection, events: int) -> None:
         self.connections[connection.number] = connection
+        self._is_unsettled = True
         self._names[connection.name] += 1
         connection.watched = events
         self._selector.register(connection, events, lambda e: self._serve_one(connection, e))

@@ -240,7 +240,8 @@ def test_another_version(pair: Crew, tmp_path: Path) -> None:
 
 
 def test_many_who_say_nothing(pair: Crew, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pair.all[0]._transport, "_handshake_seconds", 0.5)
+    carrier = pair.all[0]._transport
+    monkeypatch.setattr(carrier, "_limits", carrier._limits._replace(seconds=0.5))
     silent = [Stranger.to(pair.all[0]) for _ in range(3 * transport.STRANGERS)]
     until(
         lambda: len(unsettled(pair.all[0])) <= transport.STRANGERS,

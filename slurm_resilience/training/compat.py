@@ -12,6 +12,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import importlib
+import operator
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from datetime import timedelta
@@ -255,7 +256,10 @@ def forget_layouts() -> None:
 @seen("2.13")
 def versions(tensors: Sequence[torch.Tensor]) -> list[int]:
     """Return how often each tensor was written to in place, as autograd counts it."""
-    return [tensor._version for tensor in tensors]
+    return list(map(_VERSION, tensors))
+
+
+_VERSION = operator.attrgetter("_version")
 
 
 @seen("2.13")

@@ -96,17 +96,17 @@ def at(fault: Fault, **where: Any) -> None:
     Raises:
         UsageError: an unknown fault, field or value.
     """
-    global _armed
+    global is_possible
     known = _rules()
     told = [f"{key}={'any' if value is None else value}" for key, value in where.items()]
     _state.rules = (*known, _rule(f"{fault}:{','.join(told)}"))
-    _armed = True
+    is_possible = True
 
 
 def clear() -> None:
     """Disarm everything, the environment's rules too."""
-    global _armed
-    _state.rules, _armed = (), False
+    global is_possible
+    _state.rules, is_possible = (), False
     _state.fired.clear()
 
 
@@ -124,11 +124,6 @@ def flips(flip: Callable[[], None]) -> None:
     _state.flip = flip
 
 
-def possible() -> bool:
-    """Tell whether any rules were given: a cheaper question than `armed`."""
-    return _armed
-
-
 def point(phase: Phase, *, step: int = -1, rank: int = -1) -> None:
     """Let a fault happen here, if one is armed; else this costs nothing.
 
@@ -141,7 +136,7 @@ def point(phase: Phase, *, step: int = -1, rank: int = -1) -> None:
         Injected, PoisonedProcess, RuntimeError: what was ordered.
         UsageError: the environment's rules are wrong.
     """
-    if _armed:
+    if is_possible:
         _look(phase, step, rank)
 
 
@@ -166,7 +161,8 @@ class _State:
 
 _state = _State()
 # Looked at in every point, so it is one global name and nothing more.
-_armed = bool(os.environ.get(VARIABLE))
+is_possible = bool(os.environ.get(VARIABLE))
+"""True where any rules were given: a cheaper question than `armed`."""
 
 
 def _rules() -> tuple[Rule, ...]:

@@ -32,16 +32,14 @@ class Loaders:
     def __init__(self, progress: HealProgress, *, cached: bool) -> None:
         self._progress = progress
         self._cached = cached
-        self._all: dict[str, ReplayLoader] = {}
+        self.opened: dict[str, ReplayLoader] = {}
+        """By name; empty for a program that reads its data otherwise."""
         self._asked: dict[str, tuple[int, object]] = {}
         self._sources: dict[str, object] = {}
         self._told: set[str] = set()
         self._taken: dict[str, list[int]] = {}
         """The next batch of each loader when this world began, and after its first updates."""
         self._batch_word = 0
-
-    def __len__(self) -> int:
-        return len(self._all)
 
     def open(
         self,
@@ -82,7 +80,7 @@ class Loaders:
         self._asked[name] = group.view.generation, asked
         self._sources[name] = source
         rank, world = group.rank, group.view.size
-        loader = self._all.get(name)
+        loader = self.opened.get(name)
         if loader is None:
             loader_kwargs = (
                 {"autocommit": False} | ({} if self._cached else {"cache": False}) | loader_kwargs
@@ -96,7 +94,7 @@ class Loaders:
                 name=name,
                 **loader_kwargs,
             )
-            self._all[name] = loader
+            self.opened[name] = loader
         else:
             loader.rewind()
             loader.reshare(rank, world, microbatches=loader_kwargs.get("microbatches", 0))
@@ -130,14 +128,15 @@ class Loaders:
 
     def words(self) -> RankWords:
         """Return what is compared between the ranks."""
-        at, stream = max((one.first_read for one in self._all.values()), default=(0, 0))
-        lengths = [(name, one.order.length) for name, one in self._all.items() if one.kind == "map"]
+        at, stream = max((one.first_read for one in self.opened.values()), default=(0, 0))
+        maps = {name: one for name, one in self.opened.items() if one.kind == "map"}
+        lengths = [(name, one.order.length) for name, one in maps.items()]
         length = content_digest(sorted(lengths)) if lengths else 0
         return RankWords(stream_at=at, stream=stream, length=length, batch=self._batch_word)
 
     def healed(self) -> None:
         """Go to the position that came with a new state."""
-        for name, loader in self._all.items():
+        for name, loader in self.opened.items():
             loader.rewind()
             # Made before the healing, it does not know yet what came from a peer.
             self._place(name, loader)
@@ -145,7 +144,7 @@ class Loaders:
 
     def commit(self) -> None:
         """Count the batches given so far to the step that is committed."""
-        for name, loader in self._all.items():
+        for name, loader in self.opened.items():
             loader.commit()
             self._note_taken(name, loader)
             self._progress.positions[name] = loader.state_dict()
@@ -189,7 +188,7 @@ class Loaders:
 
     def close(self) -> None:
         """End all loaders: the training is over."""
-        for loader in self._all.values():
+        for loader in self.opened.values():
             loader.close()
 
     def _place(self, name: str, loader: ReplayLoader) -> None:

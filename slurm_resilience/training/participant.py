@@ -59,7 +59,8 @@ class Participant:
         self.watch: Watch | None = None
         self.last_end: GenerationEnd | None = None
         """The reason for which the block was entered again; None at first."""
-        self._group: ProcessGroups | None = None
+        self.group_now: ProcessGroups | None = None
+        """`group`; None outside of the block."""
         self._view: View | None = None
         inject.flips(self.healer.flip_bit)
 
@@ -72,9 +73,9 @@ class Participant:
         Raises:
             UsageError: there is none outside of the block.
         """
-        if self._group is None:
+        if self.group_now is None:
             raise UsageError("the session has no world outside of the block")
-        return self._group
+        return self.group_now
 
     @property
     def departure(self) -> Departure:
@@ -84,7 +85,7 @@ class Participant:
     @property
     def in_world(self) -> bool:
         """True while this process has a process group."""
-        return self._group is not None
+        return self.group_now is not None
 
     @property
     def updating(self) -> bool:
@@ -98,7 +99,7 @@ class Participant:
 
     def enter(self, group: ProcessGroups) -> None:
         """Enter a new world."""
-        self._group, self._view = group, group.view
+        self.group_now, self._view = group, group.view
         self.attempt += 1
         self.guards.left_out.reason = ""
         self.updates.microbatch_step = None
@@ -114,11 +115,11 @@ class Participant:
         self.updates.under_way = False
         self.guards.state.enter(None, {}, tell=False)
         self.hooks.stop_listening()
-        if self._group is not None:
+        if self.group_now is not None:
             for thing in self.healer.released():
-                self._group.hold(thing)
-            self._group.leave()
-        self._group = None
+                self.group_now.hold(thing)
+            self.group_now.leave()
+        self.group_now = None
         self.weights.enter()
 
     def finish(self) -> None:
@@ -139,16 +140,16 @@ class Participant:
     def change_world(self) -> None:
         """End the world between two steps where that was planned; plan it where others wait to
         join, or this process is to leave."""
-        mesh, group = self.mesh, self.group
-        self.planned_end.look(mesh, group.view.generation, self.step)
+        mesh, group, planned = self.mesh, self.group, self.planned_end
+        planned.look(mesh, group.view.generation, self.healer.progress.step)
         # The knock stays set on all ranks but the one that lets others in.
-        if self.departure.reason or (group.rank == 0 and mesh.knock.is_set()):
+        if planned.departure.reason or (group.rank == 0 and mesh.knock.is_set()):
             self.plan_change()
 
     def plan_change(self) -> None:
         """Have the world end soon where others wait to join, or this process is to leave. From any
         thread. Rank 0 lets others in, for all."""
-        group, mesh = self._group, self.mesh
+        group, mesh = self.group_now, self.mesh
         if group is None or mesh.end is not None:
             return
         reason = self.departure.wish(mesh, self.step)
@@ -177,57 +178,27 @@ class Participant:
 
     def point(self, phase: inject.Phase) -> None:
         """Let a drill strike here."""
-        if inject.possible():
+        if inject.is_possible:
             inject.point(phase, step=self.step, rank=self.group.rank)
 
-    # -- the commit point ---------------------------------------------------------------------
+    # -- the commit point: see `Update` -------------------------------------------------------
 
-    def begin_update(self) -> None:
-        """Begin to change the state.
+    def refuse_update(self) -> None:
+        """Refuse an update that may not begin.
 
         Raises:
             UsageError: an update is under way, or nothing is tracked.
             RuntimeError: an earlier update was left by an exception.
-            Interrupted: the world is over, or a model is in parts and no rank finishes this step.
         """
-        updates, healer = self.updates, self.healer
-        progress = healer.progress
-        if updates.under_way:
+        if self.updates.under_way:
             raise UsageError("s.update() inside of s.update()")
-        if progress.step < 0:
+        if self.step < 0:
             raise UsageError(
                 "nothing is tracked: s.track(model=…, opt=…) comes before the first step"
             )
-        if progress.dirty:
-            self.refuse_void()
-        group, watched = self.group, self.guards.state
-        if group.nccl.runs_ahead:
-            # The host is ahead of it: gradients are complete only when it is done with them.
-            if self.watch is not None:
-                self.watch.mark(COLLECTIVE)
-            group.nccl.settle()
-        if group.lost_connection() or self.mesh.is_left:
-            self._leave_if_cut()
-        if updates.microbatch_step is not None:
-            updates.microbatch_step.refuse_unfinished()
-        if not watched.is_done:
-            watched.begin(knows_place=updates.asked_step or len(self.loaders) > 0)
-        certify = healer.certifies and healer.is_certificate_due(progress.step)
-        if self.guards.replicas.due(progress.step, certify=certify):
-            self._compare_ranks()
-        # Gradients are complete here, and another rank may have committed already: from now on
-        # the step is finished even if the world ends meanwhile.
-        updates.under_way = True
-        if self.options.replica_size > 1:
-            self._come_through()
-        if self.watch is not None:
-            self.watch.mark("update")
-        progress.dirty = True
-        if not watched.is_done and watched.looks_closely:
-            watched.entered(group.collectives())
-        self.point("update")
+        self.refuse_void()
 
-    def _compare_ranks(self) -> None:
+    def compare_ranks(self) -> None:
         """Compare this rank with the others, before an update.
 
         Raises:
@@ -271,7 +242,7 @@ class Participant:
         mesh.over(GenerationEnd(group.view.generation, reason, wrong_nodes=tuple(nodes)))
         raise Interrupted(reason)
 
-    def _leave_if_cut(self) -> None:
+    def leave_if_cut(self) -> None:
         """Leave the block where a collective may have failed, unless the world goes on: a loop that
         caught its error would commit a gradient that was reduced in part, and the others would be
         healed from it.
@@ -297,7 +268,7 @@ class Participant:
         )
         raise Interrupted(reason)
 
-    def _come_through(self) -> None:
+    def come_through(self) -> None:
         """Wait until all ranks of a model in parts have their gradients."""
         if self.watch is not None:
             self.watch.mark(COLLECTIVE)
@@ -322,32 +293,6 @@ class Participant:
         """
         if self.healer.progress.dirty:
             raise RuntimeError("an earlier s.update() was left by an exception: the state is void")
-
-    def end_update(self, *, complete: bool) -> None:
-        """End an update; one that is not complete has left the state void."""
-        progress, watched = self.healer.progress, self.guards.state
-        try:
-            if not complete:
-                return
-            if not watched.is_done and watched.looks_closely:
-                watched.left(self.group.collectives())
-            self.loaders.commit()
-            progress.step += 1
-            self.updates.updated(tell=self.group.rank == 0)
-            progress.dirty = False
-        finally:
-            # Not earlier: an interruption before it is counted would make a whole state void.
-            self.updates.under_way = False
-        self.healer.committed()
-        if not watched.is_done:
-            watched.commit()
-        self.weights.committed()
-        if self.watch is not None:
-            self.watch.commit(progress.step)
-        self.point("after-update")
-        if not self.loaders:
-            self.change_world()
-            self.check()
 
     def write_out(self) -> None:
         """Wait for the checkpoint under way: it is written by the ranks of this world together."""

@@ -23,25 +23,13 @@ from slurm_resilience.training.guards.replica_check import refuse_other_gradient
 from slurm_resilience.training.once_cache import OnceCache
 from slurm_resilience.training.participant import Participant
 from slurm_resilience.training.process_group.form import GroupUse
+from slurm_resilience.training.recovery.commit_point import Update
 from slurm_resilience.training.watch import Watch
 from slurm_resilience.training.watch.progress import COLLECTIVE
 
 T = TypeVar("T")
 END = object()
 """In the place of a batch: there is none left."""
-
-
-class Update:
-    """The commit point. What happens inside is finished, or this rank's state is void."""
-
-    def __init__(self, participant: Participant) -> None:
-        self._participant = participant
-
-    def __enter__(self) -> None:
-        self._participant.begin_update()
-
-    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        self._participant.end_update(complete=kind is None)
 
 
 class Session:

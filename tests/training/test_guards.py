@@ -94,7 +94,7 @@ def test_a_copy_that_waits_for_its_certificate_has_the_ranks_compared() -> None:
         one.enter(2)
         for step in range(3):
             one.due(step)
-    check._next = 100
+    check.due_at = 100
     assert not check.due(10) and check.due(11, certify=True)
     assert not never.due(11, certify=True)
 

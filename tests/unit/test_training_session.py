@@ -41,10 +41,10 @@ def session() -> Any:
         knock=threading.Event(),
         peek=lambda *_: None,
     )
-    participant._group = SimpleNamespace(
+    participant.group_now = SimpleNamespace(
         rank=0,
-        lost_connection=lambda: False,
-        nccl=SimpleNamespace(runs_ahead=False),
+        sockets=SimpleNamespace(lost=lambda: False),
+        nccl=SimpleNamespace(is_used=False),
         collectives=int,
         view=SimpleNamespace(generation=1),
     )
@@ -100,7 +100,7 @@ def test_a_session_knows_what_follows_an_update(session: Any) -> None:
 @pytest.mark.parametrize("rank", [0, 1])
 def test_only_the_rank_that_lets_others_in_looks_who_knocks(session: Any, rank: int) -> None:
     participant = session._participant
-    participant._group.rank = rank
+    participant.group_now.rank = rank
     participant.mesh.knock.set()
     looks: list[int] = []
     participant.mesh.newcomers = lambda: looks.append(rank) or ()
@@ -132,10 +132,10 @@ def test_an_update_counts_as_under_way_until_its_step_is_counted(session: Any) -
     participant = session._participant
     seen = []
 
-    def commit() -> None:
+    def updated(*, tell: bool) -> None:
         seen.append((participant.updating, participant.healer.progress.dirty))
 
-    participant.loaders.commit = commit
+    participant.updates.updated = updated
     with session.update():
         pass
     # An interruption in between would make a whole state void.
@@ -158,7 +158,7 @@ def points() -> Any:
 @pytest.fixture
 def alone(session: Any) -> Any:
     """The session of a world of one rank, in which loaders can be opened."""
-    session._participant._group.view = SimpleNamespace(size=1, generation=1)
+    session._participant.group_now.view = SimpleNamespace(size=1, generation=1)
     session._participant.loaders._cached = False
     return session
 
@@ -212,7 +212,8 @@ def test_gradients_that_are_not_on_the_gpu_yet_are_waited_for_before_an_update(
     """NCCL's collectives return before they are done. They end too where the world does."""
     group, mesh = session._participant.group, session._participant.mesh
     waited: list[int] = []
-    group.nccl = SimpleNamespace(runs_ahead=True, settle=lambda: waited.append(session.step))
+    settle = lambda: waited.append(session.step)  # noqa: E731
+    group.nccl = SimpleNamespace(is_used=True, runs_ahead=True, settle=settle)
     with session.update():
         assert waited == [0]
 

@@ -126,11 +126,12 @@ class ReplicaCheck:
         self._every = every
         self._clock = clock
         self._updates = 0
-        """Updates of this world that began."""
+        """Updates of this world for which it was asked, or was to be asked."""
         self._alone = True
         self._before = (0, 0.0)
         """Step and end of the comparison before."""
-        self._next = 0
+        self.due_at = math.inf
+        """The step before which the ranks are compared next."""
         self._told: set[str] = set()
         self.last: dict[str, Any] = {}
         """Result of the last comparison of replicas: ``step``, ``equal``, ``seconds`` that it took,
@@ -140,6 +141,7 @@ class ReplicaCheck:
         """Begin a new world of so many ranks."""
         self._updates = 0
         self._alone = size == 1
+        self.due_at = math.inf if self._every == 0 or self._alone else 0
 
     @property
     def looks_at_batches(self) -> bool:
@@ -147,16 +149,17 @@ class ReplicaCheck:
         return self._updates < FIRST_UPDATES and self._every != 0 and not self._alone
 
     def due(self, step: int, *, certify: bool = False) -> bool:
-        """Count an update that begins; tell whether the ranks are compared before it.
+        """Tell whether the ranks are compared before an update that begins; count it. It need not
+        be called at a step before `due_at`, where nothing waits for a comparison.
 
         Args:
             step: committed steps, the same on every rank.
             certify: a copy of the state waits for it, on every rank.
         """
-        self._updates += 1
-        if self._every == 0 or self._alone:
+        if self.due_at == math.inf:
             return False
-        return certify or self._updates <= FIRST_UPDATES or step >= self._next
+        self._updates += 1
+        return certify or step >= self.due_at
 
     def compare(
         self,
@@ -203,7 +206,8 @@ class ReplicaCheck:
             else:
                 self._tell(group, _LINES[one.what].format(ranks=_ranks(one.ranks)))
         every = max(row.every for row in rows)  # the same on every rank
-        self._next = step + every
+        if self._updates >= FIRST_UPDATES:
+            self.due_at = step + every
         now = self._clock.monotonic()
         self._before = (step, now)
         if not first:

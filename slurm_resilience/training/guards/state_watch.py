@@ -44,6 +44,10 @@ class StateWatch:
         self._tracked = tracked
         self._tell = tell
         self._updates = 0
+        self.is_done = False
+        """True where nothing more is looked for in this world: on a rank that tells nothing, after
+        the first updates. (In those, all ranks ask the training's own objects for their state,
+        which may take a collective.)"""
         self._untracked.stop()
         if tracked is not None and tell:
             self._untracked.listen()
@@ -60,8 +64,6 @@ class StateWatch:
             if not isinstance(one, torch.Tensor | nn.Module | torch.optim.Optimizer)
             and name not in self._schedules
         }
-        self._may_count = any(not is_gradient_scaler(one) for one in self._others.values())
-        """An object of the training's own may hold its position."""
         modules = {name: one for name, one in objects.items() if isinstance(one, nn.Module)}
         self._late.enter(self._optimizers, modules, listen=tracked is not None and tell)
         # The objects themselves, so that no other one gets their id.
@@ -80,6 +82,7 @@ class StateWatch:
         """
         turn = self._updates
         self._updates += 1
+        self.is_done = not self._tell and self._updates > CLOSELY + 1
         if self._tracked is None or self.is_done:
             return
         for name, count in self._counts.items():
@@ -132,16 +135,14 @@ class StateWatch:
             self._warn_changed(changed)
 
     @property
-    def is_done(self) -> bool:
-        """True where nothing more is looked for in this world: on a rank that tells nothing, after
-        the first updates. (In those, all ranks ask the training's own objects for their state,
-        which may take a collective.)"""
-        return not self._tell and self._updates > CLOSELY + 1
-
-    @property
     def looks_closely(self) -> bool:
         """True in the first updates of a world, from their begin on."""
         return self._updates <= CLOSELY
+
+    @property
+    def _may_count(self) -> bool:
+        """An object of the training's own may hold its position."""
+        return any(not is_gradient_scaler(one) for one in self._others.values())
 
     def entered(self, collectives: int) -> None:
         """Note that an update is entered.

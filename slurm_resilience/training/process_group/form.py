@@ -73,7 +73,7 @@ class ProcessGroups:
         self.backend = backend
         self._mesh = mesh
         # gloo, beside NCCL too, would lose a call whose writing fails.
-        self._sockets = GroupSockets(both_ways=backend == "nccl")
+        self.sockets = GroupSockets(both_ways=backend == "nccl")
         self.nccl = NcclPart(backend, view.size)
         self._holders: list[Any] = []
         self._wrappers: weakref.WeakSet[nn.Module] = weakref.WeakSet()
@@ -103,7 +103,7 @@ class ProcessGroups:
         # torch keeps the store for sub-groups, but not the Python half of it.
         self._store = store
         self._timeout, self._limit = timeout, limit
-        self._sockets.begin()
+        self.sockets.begin()
         self._forming = True
         limit = min(limit, timeout)
         kind = self.backend
@@ -145,7 +145,7 @@ class ProcessGroups:
 
     def adopt_sockets(self) -> None:
         """Count sockets opened since `form` began as this group's: sub-groups made later."""
-        self._sockets.end(self._mesh.own_fds())
+        self.sockets.end(self._mesh.own_fds())
 
     @contextlib.contextmanager
     def more(
@@ -159,7 +159,7 @@ class ProcessGroups:
                 here as well. Messages would keep that limit.
             use: their part in the training.
         """
-        self._sockets.begin()
+        self.sockets.begin()
         self._forming = True
         known = set(compat.known_groups())
         seconds = self._connect_limit(self._limit)
@@ -175,11 +175,6 @@ class ProcessGroups:
         finally:
             self.adopt_sockets()
             self._forming = False
-
-    def lost_connection(self) -> bool:
-        """Tell whether a call of this process may have failed in the group: it was cut, or one of
-        its connections has ended. A connection's end is told once."""
-        return self._sockets.lost()
 
     def collectives(self) -> int:
         """Return how many collectives of the steps this process has begun, in all sub-groups."""
@@ -209,7 +204,7 @@ class ProcessGroups:
         often as needed."""
         if self._forming:
             self.adopt_sockets()
-        self._sockets.cut()
+        self.sockets.cut()
         self.nccl.abort()
 
     def leave(self) -> None:
@@ -219,7 +214,7 @@ class ProcessGroups:
         self._gone = True
         if self._listening is not None:
             self._listening.remove()
-        self._sockets.cut()
+        self.sockets.cut()
         held = {id(one): one for one in (*self._holders, *self._wrappers)}
         dead, wrappers = [*compat.known_groups(), self._store], list(held.values())
         self._holders = []
@@ -234,7 +229,7 @@ class ProcessGroups:
         if dist.is_initialized():
             with contextlib.suppress(Exception):
                 dist.destroy_process_group()
-        _graveyard.bury(dead, wrappers, self._sockets)
+        _graveyard.bury(dead, wrappers, self.sockets)
 
     def _note_wrapper(self, module: nn.Module, _name: str, _inside: nn.Module | None) -> None:
         if isinstance(module, nn.parallel.DistributedDataParallel):

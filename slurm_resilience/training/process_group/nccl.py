@@ -24,7 +24,7 @@ class NcclPart:
     """
 
     def __init__(self, backend: str, size: int) -> None:
-        self._is_used = "nccl" in backend
+        self.is_used = "nccl" in backend
         self._size = size
         self._work_done: torch.cuda.Event | None = None
         self._aborting: threading.Thread | None = None
@@ -34,7 +34,7 @@ class NcclPart:
     def runs_ahead(self) -> bool:
         """True where the host does not wait for other ranks: NCCL's collectives return before they
         are done."""
-        if not self._is_used or self._size == 1:
+        if not self.is_used or self._size == 1:
             return False
         in_use: bool = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
         return in_use
@@ -56,7 +56,7 @@ class NcclPart:
     def abort(self) -> None:
         """Begin to abort it, once, in a thread of its own. From any thread."""
         with self._lock:
-            if self._is_used and self._aborting is None and dist.is_initialized():
+            if self.is_used and self._aborting is None and dist.is_initialized():
                 self._aborting = threading.Thread(target=_abort, name="sres-abort", daemon=True)
                 self._aborting.start()
 

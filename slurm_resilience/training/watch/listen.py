@@ -12,8 +12,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from slurm_resilience.training.watch.progress import COLLECTIVE
-
 if TYPE_CHECKING:
     import torch
 
@@ -33,6 +31,6 @@ def listen(watch: Watch, module: torch.nn.Module) -> Callable[[], None]:
     first: Any = next((one for one in module.parameters() if one.requires_grad), None)
     if first is None:
         return lambda: None
-    handle = first.register_post_accumulate_grad_hook(lambda _: watch.mark(COLLECTIVE))
+    handle = first.register_post_accumulate_grad_hook(watch.progress.wait_begins)
     remove: Callable[[], None] = handle.remove
     return remove

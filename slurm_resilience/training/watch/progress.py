@@ -6,6 +6,7 @@ step also give its *own time*: all of it but what was spent in phases that wait 
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -19,6 +20,8 @@ BETWEEN = "between"
 """After a commit, before the next step: the next batch is fetched."""
 RETURNED = "returned"
 """Out of the block by its end: this process comes to no collective of this world any more."""
+UNTOLD_STEPS = 1000
+"""So many of the committed steps that were not taken yet are kept: later ones tell enough."""
 FIRST = "forward"
 """The phase that `begin` marks."""
 
@@ -46,10 +49,11 @@ class Progress:
         self._begun = -1.0
         """When the step began; negative: none is under way."""
         self._waited = 0.0
-        self.step_seconds = 0.0
-        """From one begin to its commit, the last time."""
         self.own_seconds = 0.0
-        """The same without waiting for others."""
+        """From the last step's begin to its commit, without waiting for others."""
+        self.committed: deque[tuple[int, float, float]] = deque(maxlen=UNTOLD_STEPS)
+        """Steps that were committed, with their seconds, all (0 when none had begun) and own. The
+        main thread only adds to it; what follows from them is worked out in the mesh's thread."""
 
     @property
     def last(self) -> ProgressMark:
@@ -70,23 +74,28 @@ class Progress:
         self._mark = (self._mark[0], "", self._clock())
 
     def mark(self, phase: str) -> None:
-        """Note that the main thread is in this phase from now on."""
+        """Note that the main thread is in this phase from now on: `COLLECTIVE` while it waits for
+        others."""
         now = self._clock()
         step, before, at = self._mark
         if before in (COLLECTIVE, PAUSED):
             self._waited += now - at
         self._mark = (step, phase, now)
 
-    def commit(self, step: int) -> float:
-        """Note that a step is done; return its seconds, 0 when none had begun."""
+    def wait_begins(self, _: object = None) -> None:
+        """Mark `COLLECTIVE`. What torch gives to a hook is not needed."""
+        self.mark(COLLECTIVE)
+
+    def commit(self, step: int) -> None:
+        """Note that a step is done."""
         now = self._clock()
         _, before, at = self._mark
         if before in (COLLECTIVE, PAUSED):
             self._waited += now - at
         self._mark = (step, BETWEEN, now)
-        if self._begun < 0:
-            return 0.0
-        self.step_seconds = now - self._begun
-        self.own_seconds = self.step_seconds - self._waited
-        self._begun = -1.0
-        return self.step_seconds
+        seconds = 0.0
+        if self._begun >= 0:
+            seconds = now - self._begun
+            self.own_seconds = seconds - self._waited
+            self._begun = -1.0
+        self.committed.append((step, seconds, self.own_seconds))

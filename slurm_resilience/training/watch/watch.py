@@ -6,7 +6,6 @@ import contextlib
 import logging
 import os
 import threading
-from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
@@ -27,8 +26,6 @@ log = logging.getLogger(__name__)
 
 SILENCE_SECONDS = 5.0
 """Seconds without a word after which a peer is silent."""
-UNTOLD_STEPS = 1000
-"""So many of the steps since the last beat are kept: later ones tell enough."""
 _MORE = "#"
 """Separates phase, count of collectives and the batch under way in a beat."""
 
@@ -78,16 +75,14 @@ class Watch:
         self._on_hang = on_hang
         self._stacks = stacks
         self._clock = clock
-        self._progress = Progress(clock)
+        self.progress = Progress(clock)
+        """Marks of the main thread. A step calls them without a method of the watch between."""
         self._lockstep = lockstep.Lockstep()
         self._id, self._seat = "", -1
         self._count = CollectiveCount()
         self._seen = (-1, clock())
         """Collectives entered, and when that number changed."""
         self._told: object = None
-        self._committed: deque[tuple[int, float, float]] = deque(maxlen=UNTOLD_STEPS)
-        """Steps since the last beat, with their seconds, all and own. The main thread only adds to
-        it; what follows from them is worked out in the mesh's thread."""
         self._telling = threading.Lock()
 
     # -- from the runner that forms a world --------------------------------------------------
@@ -117,7 +112,7 @@ class Watch:
         self._lockstep.enter(world)
         self._id, self._seat, self._count = id, seat, CollectiveCount(collectives)
         self._times.enter()
-        self._progress.abandon()
+        self.progress.abandon()
         self._own_times.clear()
         self._seen = (-1, self._clock())
 
@@ -131,7 +126,7 @@ class Watch:
             culprit: id of the process at fault; empty: none in particular.
             beats: as in `stalled`.
         """
-        self._times.hung(self._progress.last.step)
+        self._times.hung(self.progress.last.step)
         signs = [self._sign(self._clock()), *(_heard(*beat) for beat in (beats or {}).values())]
         for sign in signs:
             if sign.id == culprit:
@@ -142,17 +137,16 @@ class Watch:
     def begin(self, step: int) -> None:
         """Begin a step, or go on with its next batch (accumulated gradients)."""
         self._count.begin()
-        self._progress.begin(step)
+        self.progress.begin(step)
         self._lockstep.begin(step)
 
     def mark(self, phase: str) -> None:
         """Note the main thread's phase; ``collective`` while it waits for others."""
-        self._progress.mark(phase)
+        self.progress.mark(phase)
 
     def commit(self, step: int) -> None:
         """Note that the step is committed."""
-        seconds = self._progress.commit(step)
-        self._committed.append((step, seconds, self._progress.own_seconds))
+        self.progress.commit(step)
 
     def returned(self) -> None:
         """Note that the block returned: nothing of this process can be waited for any more."""
@@ -170,7 +164,7 @@ class Watch:
 
     @contextlib.contextmanager
     def _during(self, phase: str) -> Iterator[None]:
-        before = self._progress.last.phase
+        before = self.progress.last.phase
         self.mark(phase)
         if phase == PAUSED:
             self._tell_pause()
@@ -185,7 +179,7 @@ class Watch:
     def limit(self) -> float:
         """Seconds that a step may stand still."""
         self._learn()
-        return self._times.limit(self._progress.last.step)
+        return self._times.limit(self.progress.last.step)
 
     def beat(self) -> Heartbeat:
         """Return what to tell the peers; learn from the steps since the last beat, and tell the
@@ -197,7 +191,7 @@ class Watch:
             phase = f"{phase}{_MORE}{sign.collectives}"
         if phase and begun:
             phase = f"{phase}{_MORE}{begun}"
-        return Heartbeat(sign.step, phase, sign.since, self._progress.own_seconds)
+        return Heartbeat(sign.step, phase, sign.since, self.progress.own_seconds)
 
     def stalled(
         self,
@@ -268,12 +262,13 @@ class Watch:
 
     def _learn(self) -> None:
         """Learn from the steps since the last time, and tell the supervisor."""
-        if not self._committed:
+        committed = self.progress.committed
+        if not committed:
             return
         with self._telling:
             step, own = -1, []
-            while self._committed:
-                step, seconds, own_seconds = self._committed.popleft()
+            while committed:
+                step, seconds, own_seconds = committed.popleft()
                 # The first step of a world compiles: its time tells nothing of a node.
                 if self._times.committed(seconds):
                     self._own_times.add(self._seat, own_seconds)
@@ -284,7 +279,7 @@ class Watch:
     @property
     def is_paused(self) -> bool:
         """True in a `pause`."""
-        return self._progress.last.phase == PAUSED
+        return self.progress.last.phase == PAUSED
 
     def _tell_pause(self) -> None:
         self._learn()  # a step that was told later would end the pause
@@ -292,7 +287,7 @@ class Watch:
             attempt.pause(max(0, self._seat))
 
     def _sign(self, now: float) -> RankSign:
-        last = self._progress.last
+        last = self.progress.last
         count = self._count.since_first_step
         if count != self._seen[0]:
             self._seen = (count, now)

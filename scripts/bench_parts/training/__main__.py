@@ -32,6 +32,7 @@ COSTS = (
     "step_cpu_us",
     "step_cpu_main_us",
     "step_cpu_mesh_us",
+    "step_update_us",
     "step_warm_us",
     "digest_overhead",
 )

@@ -31,6 +31,7 @@ OURS = (
     "step_cpu_us",
     "step_cpu_main_us",
     "step_cpu_mesh_us",
+    "step_update_us",
     "step_warm_us",
     "digest_overhead",
     "checkpoint_restart_s",

@@ -30,6 +30,10 @@ class Costs(NamedTuple):
     """Seconds of one block of steps."""
     cpu_seconds: dict[str, Pairs]
     """Seconds of one block and one rank: ``all``, and of the threads ``main`` and ``mesh``."""
+    update_seconds: list[float]
+    """Seconds of the main thread in an update's begin and end, in the middle of steps: the median
+    of each rank's steps. It varies far less than the difference of two turns, of which torch's part
+    is thirty times as long; and it knows nothing of how much slower, or faster, torch gets."""
     warm_seconds: list[float]
     """Seconds of an update that has nothing in it, one after the other: what the library does for
     a step with the processor's caches warm, whatever else the machine does."""
@@ -65,7 +69,8 @@ def measure(pairs: int, *, device: str = "cpu", world: int = WORLD) -> Costs:
             name: [pair for rank in told for pair in paired(_of(rank["cpu_seconds"], threads))]
             for name, threads in (("all", (0, 1, 2)), ("main", (0,)), ("mesh", (1,)))
         },
-        [seconds for rank in told for seconds in rank["warm_seconds"]],
+        [rank["update_seconds"] for rank in told],
+        [rank["warm_seconds"] for rank in told],
         [seconds / (every * each) for rank in told for seconds, every in rank["digests"]],
     )
 

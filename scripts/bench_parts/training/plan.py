@@ -115,6 +115,7 @@ def costs(repeats: int) -> dict[str, dict[str, object]]:
         "step_cpu_us": figures.extra(found.cpu_seconds["all"], overhead.BLOCK_STEPS),
         "step_cpu_main_us": figures.extra(found.cpu_seconds["main"], overhead.BLOCK_STEPS),
         "step_cpu_mesh_us": figures.extra(found.cpu_seconds["mesh"], overhead.BLOCK_STEPS),
+        "step_update_us": figures.summary(1e6 * seconds for seconds in found.update_seconds),
         "step_warm_us": figures.summary(1e6 * seconds for seconds in found.warm_seconds),
         "digest_overhead": figures.summary(found.digest_shares),
     }

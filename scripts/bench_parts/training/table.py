@@ -80,6 +80,7 @@ def show(console: Console, found: Mapping[str, Mapping[str, Any]]) -> None:
         ("  processor time of it", "step_cpu_us"),
         ("    of the main thread", "step_cpu_main_us"),
         ("    of the mesh's thread", "step_cpu_mesh_us"),
+        ("  an update's begin and end", "step_update_us"),
         ("  an empty update, caches warm", "step_warm_us"),
     ):
         _row(table, label, [key], [_in(found, key, "µs", 1)])

@@ -48,16 +48,29 @@ def train(s: Session) -> None:
     digests: dict[int, tuple[float, int]] = {}
     """Step before which replicas were compared → seconds that it took, steps until the next."""
 
+    updates: list[float] = []
+    """Processor seconds of each update's begin and end, within a step."""
+    instead: list[float] = []
+    """The same where there is none: those of the clock."""
+
     def step_with() -> None:
         loss_of(net, s.rank, s.step).backward()
+        before = time.thread_time()
         with s.update():
+            began = time.thread_time()
             optimizer.step()
             optimizer.zero_grad()
+            done = time.thread_time()
+        updates.append(time.thread_time() - done + began - before)
 
     def step_without() -> None:
         loss_of(net, s.rank, s.step).backward()
+        before = time.thread_time()
+        began = time.thread_time()
         optimizer.step()
         optimizer.zero_grad()
+        done = time.thread_time()
+        instead.append(time.thread_time() - done + began - before)
 
     # NCCL's ranks find each other through the mesh, in another thread than this one.
     step_with()
@@ -82,7 +95,8 @@ def train(s: Session) -> None:
     costs = {
         "cpu_seconds": cpu_seconds,
         "digests": list(digests.values())[1:],
-        "warm_seconds": [_warm_seconds(s)],
+        "update_seconds": statistics.median(updates) - statistics.median(instead),
+        "warm_seconds": _warm_seconds(s),
     }
     Path(os.environ["BENCH_DIR"], f"costs{s.rank}.json").write_text(json.dumps(costs))
     events.say("over", TURNS, s.world)

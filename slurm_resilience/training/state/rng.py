@@ -16,9 +16,12 @@ log = logging.getLogger("sres.training")
 
 MAY_HAVE_CUDA = torch.backends.cuda.is_built()  # type: ignore[no-untyped-call]
 """False: this build of torch has none, so no step need ask whether it is in use."""
+ALWAYS = "torch", "cuda"
+"""Libraries whose state is read at each mark: that is quick, and torch's own samplers draw the
+order of an epoch from it, once."""
 CLOSELY = 20
-"""Marks of each world at which every state is read. A library that was not drawn from by then is
-quiet."""
+"""Marks of each world at which every state is read. Another library that was not drawn from by then
+is quiet."""
 QUIET_MARKS = 16
 """Between two looks at a quiet library's state."""
 
@@ -26,10 +29,11 @@ QUIET_MARKS = 16
 class MarkedStates:
     """The states at the last mark.
 
-    To read them takes longer than all else of a mark: Python's alone are 625 objects. Most programs
-    draw at each step, or never. So what is quiet is looked at now and then; from its first draw on
-    it is read at each mark. A rollback that finds a first draw since the last look goes back to
-    that look, and says so: those draws come once more. Ranks that draw alike do so afterwards too.
+    To read all takes longer than all else of a mark: Python's alone are 625 objects. Most programs
+    draw from it at each step, or never. So what is quiet is looked at now and then; from its first
+    draw on it is read at each mark. A rollback that finds a first draw since the last look goes
+    back to that look, and says so: those draws come once more. Ranks that draw alike do so
+    afterwards too.
     """
 
     def __init__(self) -> None:
@@ -44,6 +48,7 @@ class MarkedStates:
     def begin(self) -> None:
         """Mark the beginning of a world: another state than before is no draw."""
         self._states = read()
+        self._drawn = [name for name in self._states if name in (*ALWAYS, *self._drawn)]
         self._close, self._age = CLOSELY, 0
 
     def mark(self) -> None:

@@ -98,6 +98,25 @@ class MeshCallbacks(NamedTuple):
     on_given_up: Callable[[Peer, str], None]
 
 
+class _TurnNews:
+    """The threads that wait for a change are woken at the end of a turn: once, and when the lock is
+    about to be free."""
+
+    def __init__(self, changed: threading.Condition) -> None:
+        self._changed = changed
+        self._is_due = False
+
+    def note(self) -> None:
+        """Note that something has changed. With the lock."""
+        self._is_due = True
+
+    def tell(self) -> None:
+        """Wake those that wait, if something has. With the lock."""
+        if self._is_due:
+            self._is_due = False
+            self._changed.notify_all()
+
+
 class Mesh:
     """This process among the others. Its methods may be called from any thread."""
 
@@ -160,6 +179,7 @@ class Mesh:
         self._membership = Membership(self.me, rules, chosen, SYSTEM_CLOCK.monotonic())
         self._lock = self._transport.lock
         self._changed = threading.Condition(self._lock)
+        self._news = _TurnNews(self._changed)
         self._keys = KeyStore(self._membership, self._send, self._changed)
         self._relay = self._make_relay() if speakers else None
         self._callbacks = MeshCallbacks(on_end, on_evict, on_tick, on_given_up)
@@ -476,6 +496,7 @@ class Mesh:
                 self._do_on_links(self._relay.tick(SYSTEM_CLOCK.monotonic()))
                 self._flush()
                 wake_at = min(self._membership.side.wake_at, self._relay.wake_at)
+            self._news.tell()
         # Without the lock: it may take a while, and the main thread may hold it.
         if cut is not None:
             self._callbacks.on_end(cut)
@@ -497,6 +518,7 @@ class Mesh:
         with self._lock:
             self._take(event)
             self._flush()
+            self._news.tell()
         self._transport.ring()
 
     def _flush(self) -> None:
@@ -536,7 +558,7 @@ class Mesh:
                 case News(knock=knock):
                     if knock:
                         self.knock.set()
-                    self._changed.notify_all()
+                    self._news.note()
                 case BeatDue():
                     self._beat()
                 case Reached(connection=number):

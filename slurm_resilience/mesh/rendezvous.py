@@ -193,16 +193,17 @@ class SharedDirectory:
 
     def peers(self) -> list[Peer]:
         """All that are written down; some may be dead."""
-        found = []
-        with contextlib.suppress(OSError):
-            for path in sorted((self.path / "peers").iterdir()):
-                if path.suffix == ".json":
-                    with contextlib.suppress(OSError, *UNREADABLE):
-                        if path.name not in self._read:  # a peer never changes
-                            peer = msgspec.json.decode(path.read_bytes(), type=Peer)
-                            self._read[path.name] = peer
-                        found.append(self._read[path.name])
-        return found
+        place = self.path / "peers"
+        names: list[str] = []
+        # Names alone: a `Path` of each takes ten times as long, and there are as many as ranks.
+        with contextlib.suppress(OSError), os.scandir(place) as entries:
+            names = sorted(entry.name for entry in entries if entry.name.endswith(".json"))
+        for name in names:
+            if name not in self._read:  # a peer never changes
+                with contextlib.suppress(OSError, *UNREADABLE):
+                    entry = (place / name).read_bytes()
+                    self._read[name] = msgspec.json.decode(entry, type=Peer)
+        return [self._read[name] for name in names if name in self._read]
 
     def others(self) -> list[tuple[str, str, int]]:
         return [(peer.id, peer.host, peer.port) for peer in self.peers()]

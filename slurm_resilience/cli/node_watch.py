@@ -95,15 +95,25 @@ def _begin(connection: Connection, listed: Mapping[str, Node]) -> tuple[list[_Wa
     nodes = status.get("nodes", {})
     watched = []
     for name, events in histories.items():
-        view = nodes.get(name, {})
-        gave_up = view.get("gave_up") or {}
-        if gave_up.get("reason_at") != listed[name].reason_at:
-            gave_up = {}  # it was asked for anew since
-        incident = (view.get("incident") or gave_up).get("id", 0)
+        incident = incident_of(nodes.get(name, {}), listed[name])
         mine = [event["id"] for event in events if incident and event["incident"] == incident]
         newest = events[0]["id"] if events else 0
         watched.append(_Watched(name, incident, min(mine) - 1 if mine else newest))
     return watched, str(status.get("paused", ""))
+
+
+def incident_of(view: Mapping[str, Any], listed: Node) -> int:
+    """Return the incident of a node that is followed; 0: it is yet to come.
+
+    Args:
+        view: the node in the status: its open `incident`, or the one that sresctld `gave_up`.
+        listed: the node as Slurm showed it before. If sresctld gave up before that, a person has
+            asked anew since; if later, it gave up what is asked for.
+    """
+    gave_up = view.get("gave_up") or {}
+    if not listed.reason_at or gave_up.get("reason_at", "") < listed.reason_at:
+        gave_up = {}
+    return int((view.get("incident") or gave_up).get("id", 0))
 
 
 def _show(watched: list[_Watched], connection: Connection) -> None:

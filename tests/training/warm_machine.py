@@ -112,7 +112,7 @@ class WarmMachine:
             with suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGCONT)
                 os.kill(pid, signal.SIGRTMAX)
-        time.sleep(1.0)
+        time.sleep(1.0)  # no state tells when all have written
 
     def _start(self, command: list[str]) -> subprocess.Popen[str]:
         return subprocess.Popen(command, env=os.environ | QUIET, text=True)

@@ -35,8 +35,8 @@ from slurm_resilience.mesh.events import (
     Send,
     WorldWorked,
 )
-from slurm_resilience.mesh.messages import Bundle, Heartbeat, Message
-from slurm_resilience.mesh.model import Peer, PeerStatus, Timing
+from slurm_resilience.mesh.messages import Bundle, Heartbeat, Message, Roster
+from slurm_resilience.mesh.model import Peer, PeerStatus, Speakers, Timing
 from slurm_resilience.mesh.protocol.membership import Membership
 from slurm_resilience.mesh.protocol.relay import Relay, Told
 from slurm_resilience.mesh.protocol.world_plan import WorldRules
@@ -114,6 +114,8 @@ class Crowd:
         self._heap: list[tuple[float, int, Callable[[], None]]] = []
         self._count = itertools.count(1)
         self._pairs: set[tuple[str, str]] = set()
+        self._speaks: dict[str, Peer] = {}
+        """The rank of each node that came first, as it is written down."""
         rules = WorldRules(ranks, 1)
         peers = [Peer(f"r{seat:05}", seat, node=f"n{seat // node_ranks}") for seat in range(ranks)]
         self.processes = {peer.id: Process(self, peer, rules, timing) for peer in peers}
@@ -197,7 +199,15 @@ class Crowd:
     # -- a process's turn -------------------------------------------------------------------------
 
     def _start(self, process: Process) -> None:
-        self._known(process)
+        if process.relay is None:
+            self._known(process)
+        else:
+            here = self._speaks.setdefault(process.peer.node, process.peer)
+            before = tuple(self._speaks.values())[:-1] if here is process.peer else ()
+            out: Calls = []
+            self._links(process, process.relay.begin(Speakers(here, before), self.now), out)
+            for call in out:
+                call()
         process.inbox.append(LocalStatus(PeerStatus()))
         self._queue(process)
 
@@ -264,6 +274,8 @@ class Crowd:
                     self._send(process, numbers, message, out)
                 case Dial(peer=peer):
                     out.append(partial(self._dial, process, peer))
+                case DialKnown():
+                    self._known(process)
                 case Close(connection=number):
                     other = process.links.pop(number, None)
                     out.append(partial(self._close, process, number, other))
@@ -303,14 +315,12 @@ class Crowd:
     # -- links ------------------------------------------------------------------------------------
 
     def _known(self, process: Process) -> None:
+        relay, node = process.relay, process.peer.node
         for other in self.processes.values():
-            if other is not process:
-                if process.relay is not None:
-                    self._links(process, process.relay.carry(Dial(other.peer), self.now), [])
-                    if other.peer.node == process.peer.node:
-                        self._dial(process, other.peer)
-                else:
-                    self._dial(process, other.peer)
+            if relay is None or (other.peer.node == node and not relay.is_starting(self.now)):
+                self._dial(process, other.peer)
+            elif other.peer.node != node and relay.looks_beyond:
+                self._links(process, relay.carry(Dial(other.peer), self.now), [])
 
     def _dial(self, process: Process, peer: Peer) -> None:
         other = self.processes[peer.id]
@@ -323,6 +333,9 @@ class Crowd:
             one.links[number] = two
             status = two.membership.side.status
             self._deliver(one, ConnectionProven(number, two.peer, status, dialed))
+        near = (contact.peer for contact in other.membership.side.contacts.seated())
+        known = Roster(tuple(one for one in near if one.node == other.peer.node))
+        self._deliver(process, MessageReceived(number, peer.id, peer.id, known))
 
     def _close(self, process: Process, number: int, other: Process | None) -> None:
         if other is not None:

@@ -17,7 +17,7 @@ from typing import NamedTuple, TypeVar
 import msgspec
 
 from slurm_resilience.clock import SYSTEM_CLOCK
-from slurm_resilience.errors import WireError
+from slurm_resilience.errors import SresError, WireError
 from slurm_resilience.mesh.connection import HANDSHAKE_SECONDS, PeerConnection
 from slurm_resilience.mesh.dial_book import DialAddress
 from slurm_resilience.mesh.events import (
@@ -198,9 +198,18 @@ class Mesh:
         Raises:
             OSError, UsageError: see `RendezvousEntry.begin`.
         """
-        self._entry.begin()
+        # First, so that a node whose ranks are listed has a speaker that is.
+        speakers = self._entry.speaker.claim() if self._relay is not None else None
+        try:
+            self._entry.begin()
+        except (OSError, SresError):
+            self._entry.end()
+            raise
         with self._lock:
-            self._dial_known()
+            if self._relay is not None and speakers is not None:
+                self._do_on_links(self._relay.begin(speakers, SYSTEM_CLOCK.monotonic()))
+            else:
+                self._dial_known()
         self._transport.start()
         return self
 
@@ -495,6 +504,8 @@ class Mesh:
                     self._transport.take_quiet()  # before it judges who is silent
                 self._do_on_links(self._relay.tick(SYSTEM_CLOCK.monotonic()))
                 self._flush()
+                if self._relay.speaks:
+                    self._entry.speaks()
                 wake_at = min(self._membership.side.wake_at, self._relay.wake_at)
             self._news.tell()
         # Without the lock: it may take a while, and the main thread may hold it.
@@ -597,8 +608,10 @@ class Mesh:
         else:
             self._do_on_links(self._relay.carry(effect, SYSTEM_CLOCK.monotonic()))
 
-    def _carry_on_links(self, effect: Send | Close | Finish | Dial) -> None:
+    def _carry_on_links(self, effect: Send | Close | Finish | Dial | DialKnown) -> None:
         match effect:
+            case DialKnown():
+                self._dial_known()
             case Send(connections=connections, message=message):
                 self._transport.send(connections, message)
             case Close(connection=number):
@@ -632,15 +645,21 @@ class Mesh:
         if side.rules.core and side.generation.worked is None:
             self._take(HoldersListed(self._rendezvous.holders(self.me)))
         if self._relay is not None and isinstance(self._rendezvous, SharedDirectory):
-            for peer in self._rendezvous.peers():
-                if peer.id != self.me.id:
-                    self._carry(Dial(peer))
+            self._find_speakers(self._relay, self._rendezvous)
             return
         # Starting behind oneself, so that two newcomers seldom dial each other at the same time.
         known = sorted(self._rendezvous.others())
         own = (self.me.id, self.me.host, self.me.port)
         for address in [k for k in known if k > own] + [k for k in known if k < own]:
             self._transport.dial(DialAddress(*address))
+
+    def _find_speakers(self, relay: Relay, directory: SharedDirectory) -> None:
+        now = SYSTEM_CLOCK.monotonic()
+        speakers = self._entry.speaker.read() if relay.looks_beyond else None
+        self._do_on_links(relay.look_again(speakers, now))
+        for peer in directory.peers(None if relay.looks_beyond else self.me.node):
+            if peer.node != self.me.node or not (relay.is_starting(now) or peer.id == self.me.id):
+                self._carry(Dial(peer))
 
 
 def _say(effect: EndGeneration | StillWaiting | HeldUp) -> None:

@@ -20,7 +20,7 @@ from slurm_resilience.mesh.model import (
 )
 from slurm_resilience.wire.frames import FrameCodec
 
-PROTOCOL = 10
+PROTOCOL = 11
 MAX_FRAME_BYTES = 64 << 20
 """Bytes. The largest message is a value of the store, or the view of a large world."""
 MAX_UNPROVEN_BYTES = 16 << 10

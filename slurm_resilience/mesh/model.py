@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Set
 from functools import cached_property
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import msgspec
 
@@ -64,6 +64,17 @@ class Peer(msgspec.Struct, frozen=True):
     pid: int = 0
     seats: int = 0
     """Size of the full world, as this process was told; 0: unknown."""
+
+
+class Speakers(NamedTuple):
+    """The speakers of the nodes, as they are written down."""
+
+    here: Peer | None = None
+    """The speaker of this process's own node; itself, perhaps; None: none is."""
+    before: tuple[Peer, ...] = ()
+    """The speakers of other nodes that came before this process, and may know nothing of it."""
+    after: tuple[Peer, ...] = ()
+    """The ones that came later than this process, which speaks too: they find it."""
 
 
 class PeerStatus(msgspec.Struct, frozen=True):

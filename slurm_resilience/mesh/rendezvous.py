@@ -13,6 +13,7 @@ import msgspec
 from slurm_resilience.clock import SYSTEM_CLOCK, Clock
 from slurm_resilience.errors import UsageError
 from slurm_resilience.mesh.model import Peer
+from slurm_resilience.mesh.speaker_files import SpeakerFiles, file_name
 from slurm_resilience.wire.frames import UNREADABLE
 
 
@@ -93,8 +94,9 @@ HOLD_SECONDS = 60.0
 
 
 class SharedDirectory:
-    """A shared directory: ``peers/ID.json`` a peer, ``peers/ID.state`` the sign of life of one on a
-    lent node that has the training's state, ``secret`` (mode 0600), ``outcome``."""
+    """A shared directory: ``peers/ID@NODE.json`` a peer, ``peers/ID@NODE.state`` the sign of life
+    of one on a lent node that has the training's state, ``speakers/NODE.json`` the peer that speaks
+    for a node, ``secret`` (mode 0600), ``outcome``."""
 
     def __init__(self, path: Path, secret: str = "", clock: Clock = SYSTEM_CLOCK) -> None:
         """
@@ -114,6 +116,7 @@ class SharedDirectory:
         self._shared = ""
         """The secret in the directory, as it was read last; empty: it was not."""
         self._read: dict[str, Peer] = {}
+        self.speakers = SpeakerFiles(path / "speakers")
         self._make()
 
     def _make(self) -> None:
@@ -179,7 +182,7 @@ class SharedDirectory:
         return 0
 
     def enter(self, peer: Peer) -> None:
-        target = self.path / "peers" / f"{peer.id}.json"
+        target = self._entry(peer, ".json")
         if target.exists() and (not self._shared or (self.path / "secret").exists()):
             return
         self._make()
@@ -191,19 +194,24 @@ class SharedDirectory:
             draft.write_bytes(msgspec.json.encode(peer))
             draft.replace(target)
 
-    def peers(self) -> list[Peer]:
-        """All that are written down; some may be dead."""
+    def _entry(self, peer: Peer, kind: str) -> Path:
+        return self.path / "peers" / f"{peer.id}@{file_name(peer.node)}{kind}"
+
+    def peers(self, node: str | None = None) -> list[Peer]:
+        """All that are written down, of a node or (``None``) of all; some may be dead."""
         place = self.path / "peers"
         names: list[str] = []
+        end = ".json" if node is None else f"@{file_name(node)}.json"
         # Names alone: a `Path` of each takes ten times as long, and there are as many as ranks.
         with contextlib.suppress(OSError), os.scandir(place) as entries:
-            names = sorted(entry.name for entry in entries if entry.name.endswith(".json"))
+            names = sorted(entry.name for entry in entries if entry.name.endswith(end))
         for name in names:
             if name not in self._read:  # a peer never changes
                 with contextlib.suppress(OSError, *UNREADABLE):
                     entry = (place / name).read_bytes()
                     self._read[name] = msgspec.json.decode(entry, type=Peer)
-        return [self._read[name] for name in names if name in self._read]
+        found = [self._read[name] for name in names if name in self._read]
+        return [peer for peer in found if node is None or peer.node == node]
 
     def others(self) -> list[tuple[str, str, int]]:
         return [(peer.id, peer.host, peer.port) for peer in self.peers()]
@@ -216,15 +224,16 @@ class SharedDirectory:
 
     def note_state(self, peer: Peer) -> None:
         """Note that a peer has the training's state, and lives now."""
-        (self.path / "peers" / f"{peer.id}{STATE}").touch(mode=0o600)
+        self._entry(peer, STATE).touch(mode=0o600)
 
     def holders(self, me: Peer) -> tuple[Peer, ...] | None:
         place = self.path / "peers"
         try:
             # By the file system's clock alone. Where there is no room for the own entry, all count.
-            since = _changed_at(place / f"{me.id}.json") - RECENT_SECONDS
+            since = _changed_at(self._entry(me, ".json")) - RECENT_SECONDS
             files = [path for path in place.iterdir() if path.suffix == STATE]
-            recent = {path.stem for path in files if _changed_at(path) >= since} - {me.id}
+            names = (path.stem.partition("@")[0] for path in files if _changed_at(path) >= since)
+            recent = set(names) - {me.id}
             if not recent and self._is_new(since + RECENT_SECONDS):
                 return None
         except OSError:
@@ -244,7 +253,8 @@ class SharedDirectory:
     def leave(self, peer: Peer) -> None:
         for kind in (STATE, ".json"):
             with contextlib.suppress(OSError):
-                (self.path / "peers" / f"{peer.id}{kind}").unlink()
+                self._entry(peer, kind).unlink()
+        self.speakers.leave(peer)
 
     def outcome(self, code: int, step: int, reason: str, seats: Sequence[int] = ()) -> None:
         target = self.path / "outcome"

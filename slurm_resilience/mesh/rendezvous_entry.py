@@ -16,6 +16,7 @@ from slurm_resilience.clock import SYSTEM_CLOCK
 from slurm_resilience.errors import SresError
 from slurm_resilience.mesh.model import Peer
 from slurm_resilience.mesh.rendezvous import Rendezvous, SharedDirectory
+from slurm_resilience.mesh.speaker_files import SpeakerEntry
 
 log = logging.getLogger("sres.mesh")
 
@@ -56,6 +57,8 @@ class RendezvousEntry:
         self._rendezvous = rendezvous
         self._me = me
         self._is_written = False
+        files = rendezvous.speakers if isinstance(rendezvous, SharedDirectory) else None
+        self.speaker = SpeakerEntry(files, me)
         self._problem = ""
         """As it was told last."""
         self._due = threading.Event()
@@ -84,6 +87,11 @@ class RendezvousEntry:
             with contextlib.suppress(OSError):
                 self._rendezvous.note_removal()
         self.write()
+
+    def speaks(self) -> None:
+        """Have it written down that this process speaks for its node."""
+        if self.speaker.speaks():
+            self._due.set()
 
     @property
     def pause(self) -> float:
@@ -147,6 +155,8 @@ class RendezvousEntry:
             self._rendezvous.enter(self._me)
             self._look_at_secret()
             self._note_state()
+            if not self._closing:
+                self.speaker.write()
         except (OSError, SresError) as error:
             self._is_written = False
             problem = error.strerror if isinstance(error, OSError) else str(error)

@@ -30,6 +30,7 @@ from slurm_resilience.simulate.sim_process import (
     ProcessState,
     SimProcess,
 )
+from slurm_resilience.simulate.sim_speaker_files import SimSpeakerFiles, SpeakerBook
 
 SMALL, LARGE = (3, 8), (9, 64)
 LARGE_SHARE = 0.003
@@ -98,6 +99,7 @@ class Nodes:
         self.rendezvous: Path | None = None
         """The directory in which processes meet; None: they know each other without one."""
         self._ranks = Random(f"ranks a node {seed}").choice([1, 2, 2, 3, 4, 8]) if speakers else 0
+        self.speaker_files = SimSpeakerFiles(seed)
         self._lost: dict[int, int] = {}
         """By node: machines that lost their power."""
 
@@ -338,6 +340,10 @@ class MeshRun:
     def known_peers(self) -> list[Peer]:
         """All that are in the rendezvous; some may be dead."""
         return [process.peer for process in self.processes.values()]
+
+    def speaker_files(self) -> SpeakerBook:
+        """Return which rank speaks for each node, as it is written down."""
+        return self._nodes.speaker_files
 
     def holders(self, me: Peer) -> tuple[Peer, ...] | None:
         """Others on lent nodes that had the state and have not left, as the rendezvous tells: those

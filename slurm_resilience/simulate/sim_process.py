@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections import Counter
 from collections.abc import Callable
 from enum import Enum
@@ -37,7 +38,15 @@ from slurm_resilience.mesh.events import (
     WorldWorked,
 )
 from slurm_resilience.mesh.messages import Heartbeat, Leaving, Message, Roster
-from slurm_resilience.mesh.model import CloseCause, GenerationEnd, Peer, PeerStatus, Timing, View
+from slurm_resilience.mesh.model import (
+    CloseCause,
+    GenerationEnd,
+    Peer,
+    PeerStatus,
+    Speakers,
+    Timing,
+    View,
+)
 from slurm_resilience.mesh.protocol.membership import Membership
 from slurm_resilience.mesh.protocol.relay import LinkEffect, Relay, Told
 from slurm_resilience.mesh.protocol.world_plan import WorldRules
@@ -45,6 +54,7 @@ from slurm_resilience.mesh.rendezvous import SharedDirectory
 from slurm_resilience.mesh.rendezvous_entry import RendezvousEntry
 from slurm_resilience.simulate.schedule import Schedule
 from slurm_resilience.simulate.sim_network import SimConnection, SimNetwork
+from slurm_resilience.simulate.sim_speaker_files import SpeakerBook
 
 TIMING = Timing(
     silence_seconds=2.0,
@@ -58,6 +68,8 @@ LARGE_WORLD_TIMING = msgspec.structs.replace(
     TIMING, look_seconds_a_peer=0.001, looks_freely_peers=2
 )
 """A small world that takes its time, as a large one must."""
+TELL_SECONDS = 0.05
+"""After which a process that has begun to speak has written that down."""
 HANDSHAKE_SECONDS = 2.0
 ENTER_SECONDS = 0.05
 """In which a main thread enters the world that it was told of, at most."""
@@ -118,6 +130,10 @@ class Surroundings(Protocol):
 
     def directory(self) -> SharedDirectory | None:
         """Return the directory in which processes meet; None: it is always there and known."""
+        ...
+
+    def speaker_files(self) -> SpeakerBook:
+        """Return which rank speaks for each node, as it is written down."""
         ...
 
     def holders(self, me: Peer) -> tuple[Peer, ...] | None:
@@ -189,6 +205,8 @@ class OwnRendezvous:
         self.directory = directory
         self.secrets: tuple[bytes, ...] = (b"",)
         """Those that it takes for a proof; it shows the first."""
+        self.has_told = False
+        """It was written down that this process speaks for its node."""
         self.is_listed = False
         """The rendezvous tells that this process has the state."""
         self.entry: RendezvousEntry | None = None
@@ -255,7 +273,11 @@ class SimProcess:
             self.own_rendezvous.secrets = (self.own_rendezvous.directory.secret(),)
             self.own_rendezvous.entry.announce()
             self._around.schedule.after(self.own_rendezvous.entry.pause, self._keep_entry, True)
-        self._carry(DialKnown())
+        speakers = self._claim() if self.peer.incarnation == 0 else None
+        if self.relay is not None and speakers is not None and speakers.here is not None:
+            self._do_on_links(self.relay.begin(speakers, self._around.schedule.now))
+        else:
+            self._carry(DialKnown())
         self._tell(LocalStatus(PeerStatus(step=self.program.step)))
 
     def die(self, power: bool = False) -> None:
@@ -334,7 +356,9 @@ class SimProcess:
             self.connections[connection.number] = connection
             self._names[item.peer.id] += 1
             self._send_item(connection, SimWelcome(self.peer, self.membership.side.status))
-            known = tuple(c.peer for c in self.membership.side.contacts.seated())
+            seated = (contact.peer for contact in self.membership.side.contacts.seated())
+            is_all = self.relay is None
+            known = tuple(peer for peer in seated if is_all or peer.node == self.peer.node)
             self._send_item(connection, Roster(known))
             self._prove(connection, item, dialed=False)
         elif isinstance(item, SimWelcome):
@@ -397,6 +421,26 @@ class SimProcess:
         self.own_rendezvous.entry.write()
         if again:
             self._around.schedule.after(self.own_rendezvous.entry.pause, self._keep_entry, True)
+
+    @property
+    def _speaker_files(self) -> SpeakerBook:
+        directory = self.own_rendezvous.directory
+        return self._around.speaker_files() if directory is None else directory.speakers
+
+    def _claim(self) -> Speakers | None:
+        with contextlib.suppress(OSError):
+            if self.relay is not None:
+                self._speaker_files.claim(self.peer)
+                return self._speaker_files.read(self.peer)
+        return None
+
+    def _tell_speaker(self) -> None:
+        """Do what the entry's thread does in a process that has begun to speak."""
+        if self.state is ProcessState.RUNNING:
+            with contextlib.suppress(OSError):
+                self._speaker_files.write(self.peer)
+            if self.own_rendezvous.entry is not None:
+                self.own_rendezvous.entry.speaks()
 
     def _take_secret(self, secret: bytes) -> None:
         self._around.note(self, "takes another secret beside its own")
@@ -476,6 +520,9 @@ class SimProcess:
         self._do(self.membership.tick(now))
         if self.relay is not None:
             self._do_on_links(self.relay.tick(now))
+            if self.relay.speaks and not self.own_rendezvous.has_told:
+                self.own_rendezvous.has_told = True
+                self._around.schedule.after(TELL_SECONDS, self._tell_speaker)
         self._invite()
         if not self.alive:
             return
@@ -527,6 +574,8 @@ class SimProcess:
         if isinstance(effect, DialKnown):
             peers, holders = self._listed()
             self._step(HoldersListed(holders))
+            if self.relay is not None:
+                peers = self._find_speakers(self.relay, peers)
             for peer in peers:
                 if peer.id != self.id:
                     self._carry(Dial(peer))
@@ -535,8 +584,22 @@ class SimProcess:
         else:
             self._do_on_links(self.relay.carry(effect, self._around.schedule.now))
 
-    def _carry_on_links(self, effect: Send | Close | Finish | Dial) -> None:
+    def _find_speakers(self, relay: Relay, peers: list[Peer]) -> list[Peer]:
+        """Do what `Mesh` does; the peers that are dialed."""
+        now, node = self._around.schedule.now, self.peer.node
+        speakers = None
+        if relay.looks_beyond:
+            with contextlib.suppress(OSError):
+                speakers = self._speaker_files.read(self.peer)
+        else:
+            peers = [peer for peer in peers if peer.node == node]
+        self._do_on_links(relay.look_again(speakers, now))
+        return [peer for peer in peers if peer.node != node or not relay.is_starting(now)]
+
+    def _carry_on_links(self, effect: Send | Close | Finish | Dial | DialKnown) -> None:
         match effect:
+            case DialKnown():
+                self._carry(effect)
             case Send(connections=numbers, message=message):
                 for number in numbers:
                     if connection := self.connections.get(number):

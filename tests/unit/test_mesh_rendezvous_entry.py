@@ -34,8 +34,8 @@ class Full(SharedDirectory):
         super().enter(peer)
 
 
-def entry(place: Path, peer_id: str) -> Path:
-    return place / "peers" / f"{peer_id}.json"
+def entry(place: Path, peer: Peer, kind: str = ".json") -> Path:
+    return place / "peers" / f"{peer.id}@{peer.node}{kind}"
 
 
 def test_a_process_that_comes_while_the_disk_is_full(
@@ -46,10 +46,10 @@ def test_a_process_that_comes_while_the_disk_is_full(
         first, full = peers.add(0), Full(tmp_path)
         newcomer = peers.add(1, 1, full)
         world([first, newcomer])
-        assert not entry(tmp_path, newcomer.me.id).exists()
+        assert not entry(tmp_path, newcomer.me).exists()
         assert caplog.text.count("(No space left on device)") == 1
         full.has_room.set()
-        until(entry(tmp_path, newcomer.me.id).exists, "it is written when there is room")
+        until(entry(tmp_path, newcomer.me).exists, "it is written when there is room")
 
 
 def test_a_first_process_needs_the_directory(tmp_path: Path) -> None:
@@ -68,7 +68,7 @@ def test_a_directory_that_was_removed(tmp_path: Path) -> None:
         secret = (place / "secret").read_text()
         shutil.rmtree(place)
         meshes[1].close()
-        until(entry(place, meshes[2].me.id).exists, "it is there again")
+        until(entry(place, meshes[2].me).exists, "it is there again")
         assert (place / "secret").read_text() == secret
         leave([meshes[0], meshes[2]], first)
         newcomer = peers.add(1, 1)
@@ -167,7 +167,7 @@ def test_files_that_were_cleaned_up(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     with crew(tmp_path, 2) as peers:
         meshes = peers.several(2)
         world(meshes)
-        mine = entry(tmp_path, meshes[0].me.id)
+        mine = entry(tmp_path, meshes[0].me)
         mine.unlink()
         until(mine.exists, "the entry is there again")
         (tmp_path / "secret").unlink()
@@ -216,7 +216,7 @@ def test_a_lent_rank_tells_that_it_has_the_state(
         until(lambda: all(lent.me.id in mesh.beats() for mesh in meshes[:2]), "they see it")
         leave(meshes[:2], first)
         world(meshes)
-        told = tmp_path / "peers" / f"{lent.me.id}.state"
+        told = entry(tmp_path, lent.me, ".state")
         until(told.exists, "it has told")
         assert len(list((tmp_path / "peers").glob("*.state"))) == 1, "the job's own ranks do not"
         newcomer = Peer("newcomer", 0, 1)
@@ -237,9 +237,9 @@ def test_what_was_told_long_ago_does_not_count(tmp_path: Path) -> None:
     place.note_state(dead)
     assert place.holders(newcomer) == (dead,), "without an entry of its own it cannot tell"
     place.enter(newcomer)
-    entered = entry(tmp_path, newcomer.id).stat().st_mtime
+    entered = entry(tmp_path, newcomer).stat().st_mtime
     for age, found in ((RECENT_SECONDS - 1, (dead,)), (RECENT_SECONDS + 1, ())):
-        os.utime(tmp_path / "peers" / "dead.state", (entered - age,) * 2)
+        os.utime(entry(tmp_path, dead, ".state"), (entered - age,) * 2)
         assert place.holders(newcomer) == found
     shutil.rmtree(tmp_path)
     assert place.holders(newcomer) is None, "it cannot be read"

@@ -16,6 +16,7 @@ from slurm_resilience.mesh.protocol.election import Election
 from slurm_resilience.mesh.protocol.links import Near
 from slurm_resilience.mesh.protocol.relay import Relay
 from slurm_resilience.mesh.protocol.side import Losses, Side
+from slurm_resilience.mesh.protocol.speaker_role import SpeakerRole
 from slurm_resilience.simulate.invariants import InvariantBroken
 from slurm_resilience.simulate.mesh_campaign import MESH_CAMPAIGN, run_chunk
 from slurm_resilience.simulate.mesh_faults import EMPTY
@@ -110,6 +111,7 @@ RARE = {
     "a part that was cut off goes on": 140,
     "each loss is taken for a death": 140,
     "one that is done ends the training": 180,
+    "what was closed in a cut stays closed": 7_200_160,
 }
 """The seed to begin with, where many runs before it find nothing."""
 
@@ -135,6 +137,7 @@ def test_a_broken_rule_is_found(name: str, monkeypatch: pytest.MonkeyPatch) -> N
         3313158,  # the place of a speaker that was stopped was left to one that waited for it
         3500974,  # the same
         3502290,  # the same
+        7200160,  # with a written speaker, ranks never opened again what they had closed in a cut
         3202513,  # two had done the last step, and were about to enter a world that had ended
     ],
 )
@@ -162,8 +165,9 @@ def each_is_dead(self: Relay, number: int, cause: CloseCause, now: float) -> Non
 
 DROP_LINK = Relay._drop_link
 SPEAKER_MUTATIONS: dict[str, tuple[Any, str, Any, str]] = {
-    "no rank speaks": (Relay, "_should_speak", never, "no world"),
+    "no rank speaks": (SpeakerRole, "should_speak", never, "no world"),
     "a speaker that hangs is waited for": (Near, "is_silent", never, "lives and answers"),
+    "what was closed in a cut stays closed": (Relay, "_reopen", no_op, "no world"),
     "ranks die with their speaker": (Relay, "_drop_link", each_is_dead, ""),
 }
 
@@ -172,7 +176,8 @@ SPEAKER_MUTATIONS: dict[str, tuple[Any, str, Any, str]] = {
 def test_a_broken_speaker_is_found(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     owner, attribute, mutant, complaint = SPEAKER_MUTATIONS[name]
     monkeypatch.setattr(owner, attribute, mutant)
-    texts = (broken(seed, speakers=True) for seed in range(SPEAKER_RUNS))
+    first = RARE.get(name, 0)
+    texts = (broken(seed, speakers=True) for seed in range(first, first + SPEAKER_RUNS))
     assert complaint in next(filter(None, texts))
 
 

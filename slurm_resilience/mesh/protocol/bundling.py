@@ -8,13 +8,20 @@ several say in the same words to the same others is sent once, with all their na
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+import math
+from collections.abc import Callable, Collection, Iterable, Sequence
 
-from slurm_resilience.mesh.messages import Bundle, Bundled, Reachable, Relayed
-from slurm_resilience.mesh.model import Member
+from slurm_resilience.mesh.events import Send
+from slurm_resilience.mesh.messages import Bundle, Bundled, Reachable, Relayed, Unreachable
+from slurm_resilience.mesh.model import Member, Peer
+from slurm_resilience.mesh.protocol.links import Links, Offers
 
 BUNDLE_BYTES = 1 << 20
 """With so many bytes of bodies a bundle is full: a frame has a limit."""
+
+
+GATHER_SECONDS = 0.01
+"""So long a word of peers that are reached waits for more of them."""
 
 
 class _Words:
@@ -68,6 +75,9 @@ class LinkBundle:
         self._bytes = 0
         self.quiet = True
         """None of the messages needs to be read at once."""
+        self.gathers = False
+        """It tells of peers that are reached: others may follow at once, and each word of one costs
+        all that hear of it a greeting."""
         self.since = 0.0
         """Since when the first one waits."""
 
@@ -79,6 +89,12 @@ class LinkBundle:
         """Tell whether it has to be sent before more is added."""
         return self._bytes >= BUNDLE_BYTES
 
+    def patience(self, quiet_seconds: float) -> float:
+        """Return how long its messages may wait for others, where heartbeats may so long."""
+        if self.quiet:
+            return quiet_seconds
+        return GATHER_SECONDS if self.gathers else 0.0
+
     def add(self, message: Bundled, now: float) -> None:
         """Add a message behind all others, or to one that says the same to others."""
         if not self._items:
@@ -88,6 +104,10 @@ class LinkBundle:
             self._relay(message)
             return
         self.quiet = False
+        if isinstance(message, Unreachable):
+            self.gathers = False
+        elif isinstance(message, Reachable) and not self._items:
+            self.gathers = True
         if not isinstance(message, Reachable):
             self._offers = None
             self._told = len(self._items)
@@ -105,6 +125,9 @@ class LinkBundle:
         at = self._where.get(key, -1)
         item = self._items[at] if at >= 0 else None
         if isinstance(item, _Words):
+            if message.quiet and item.targets == list(targets):
+                # Of two beats of one process, the first tells what the second does.
+                sources = tuple(one for one in sources if one not in item.sources)
             if self._may_join(at, sources) and item.targets == list(targets):
                 item.sources += sources
                 self._of.update(dict.fromkeys(sources, at))
@@ -156,22 +179,64 @@ def _message(item: _Words | _Offers | Bundled, reached: Collection[str]) -> Bund
     return Relayed(tuple(item.sources), targets, item.message.body, item.message.quiet)
 
 
-class Bundles:
-    """The bundles of all links."""
+class Outboxes:
+    """The bundles of all links, until they are sent. Heartbeats have their own: they wait for
+    others, and what must not wait does not take them along in many small parts."""
 
-    def __init__(self, now: float) -> None:
-        self.by_link: dict[int, LinkBundle] = {}
+    def __init__(
+        self, me: Peer, links: Links, offers: Offers, send: Callable[[Send], None], now: float
+    ) -> None:
+        """
+        Args:
+            me: this process.
+            links: that there are.
+            offers: what is reached over them.
+            send: is called with each bundle that is due.
+            now: the time.
+        """
         self.now = now
         """The time of this turn."""
+        self._me = me
+        self._links = links
+        self._offers = offers
+        self._send = send
+        self._boxes: dict[tuple[int, bool], LinkBundle] = {}
+        """By link, and whether all in it are quiet."""
 
-    def box(self, link: int, apart: Callable[[int], str]) -> LinkBundle:
-        """Return the bundle for a link; add messages with `now`, until it is full.
+    def add(self, numbers: Iterable[int], message: Bundled) -> None:
+        """Add a message to what is sent over these links at the end of the turn, in order."""
+        is_quiet = isinstance(message, Relayed) and message.quiet
+        for number in numbers:
+            box = self._boxes.get((number, is_quiet))
+            if box is None:
+                box = self._boxes[number, is_quiet] = LinkBundle(self._apart(number))
+            box.add(message, self.now)
+            if box.is_full:
+                self.empty(number, is_quiet)
 
-        Args:
-            link: that it goes over.
-            apart: the source whose messages stay apart there, as `LinkBundle` has it.
-        """
-        bundle = self.by_link.get(link)
-        if bundle is None:
-            bundle = self.by_link[link] = LinkBundle(apart(link))
-        return bundle
+    def flush(self, quiet_seconds: float) -> None:
+        """Send what has waited for long enough; heartbeats wait for so many seconds."""
+        for key, box in list(self._boxes.items()):
+            if self.now >= box.since + box.patience(quiet_seconds):
+                self.empty(*key)
+
+    def next_at(self, quiet_seconds: float) -> float:
+        """Return when `flush` has something to send, if no more is added."""
+        boxes = self._boxes.values()
+        return min((box.since + box.patience(quiet_seconds) for box in boxes), default=math.inf)
+
+    def empty(self, number: int, is_quiet: bool) -> None:
+        """Send what waits for a link."""
+        box = self._boxes.pop((number, is_quiet), None)
+        if box is not None and number in self._links.peers:
+            self._send(Send((number,), box.take(self._offers.over(number).keys())))
+
+    def drop(self, number: int) -> None:
+        """Forget what waits for a link that is gone."""
+        for is_quiet in (True, False):
+            self._boxes.pop((number, is_quiet), None)
+
+    def _apart(self, number: int) -> str:
+        """Return whose messages stay apart on a link. To a rank of this node, those of this process
+        may have to be passed on to other nodes, and those of others not."""
+        return "" if self._links.is_far(number) else self._me.id

@@ -398,10 +398,14 @@ class Membership:
     def _judge_silence(self, now: float) -> None:
         """Judge the peers that are silent for too long."""
         side = self.side
+        # No limit is shorter; of all others a large world has many.
+        since = now - side.shortest_silence
         overdue = [
             contact
-            for contact in side.contacts.seated()
-            if now - contact.heard > side.silence_limit(contact.peer.node, now)
+            for contact in side.contacts
+            if contact.heard < since
+            and contact.peer.seat >= 0
+            and now - contact.heard > side.silence_limit(contact.peer.node, now)
         ]
         last = side.last_holders(now) if overdue else frozenset[str]()
         for contact in overdue:

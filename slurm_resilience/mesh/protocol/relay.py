@@ -33,6 +33,7 @@ from slurm_resilience.mesh.events import (
     ConnectionClosed,
     ConnectionProven,
     Dial,
+    DialKnown,
     Event,
     Finish,
     MessageReceived,
@@ -56,8 +57,8 @@ from slurm_resilience.mesh.messages import (
     StatusUpdate,
     Unreachable,
 )
-from slurm_resilience.mesh.model import CloseCause, Member, Peer, PeerStatus
-from slurm_resilience.mesh.protocol.bundling import Bundles
+from slurm_resilience.mesh.model import CloseCause, Member, Peer, PeerStatus, Speakers
+from slurm_resilience.mesh.protocol.bundling import Outboxes
 from slurm_resilience.mesh.protocol.links import (
     NO_KEY,
     RETIRED,
@@ -72,14 +73,11 @@ from slurm_resilience.mesh.protocol.links import (
     Way,
     Ways,
 )
-from slurm_resilience.mesh.protocol.speaker_search import SpeakerSearch
+from slurm_resilience.mesh.protocol.speaker_role import SpeakerRole
+from slurm_resilience.mesh.protocol.speaker_search import START_SECONDS, SpeakerSearch
 
 HOLD_SECONDS = 1.0
 """So long a way without a speaker is held open. Another one takes milliseconds to speak."""
-START_SECONDS = 3.0
-"""So long a process waits at its start for the ranks that are listed on its node, of which one may
-speak already: where all start at once, a handshake takes its time, and a second speaker would be
-one for good."""
 QUIET_SHARE = 0.1
 """A heartbeat waits for others for so large a part of the patience with a speaker."""
 LATE_SECONDS = 0.2
@@ -92,7 +90,7 @@ class Told(NamedTuple):
     event: Event
 
 
-LinkEffect = Told | Send | Close | Finish | Dial
+LinkEffect = Told | Send | Close | Finish | Dial | DialKnown
 """The connections of all but `Told` are links."""
 
 
@@ -124,20 +122,72 @@ class Relay:
         self._ways = Ways()
         self._routes = Routes()
         self._search = SpeakerSearch(me)
+        self._role = SpeakerRole(me, self._near, self._search, now)
         self._count = 0
         """Stamps and numbers that were given."""
-        self._start_until = now + START_SECONDS
         self._asked = now
         """When the next turn was asked for."""
-        self._retired = False
+        self._late = 0.0
+        """So much later the last one came."""
+        self._asked = now
+        """When the next turn was asked for."""
+        self._late = 0.0
+        """So much later the last one came."""
         self._effects: list[LinkEffect] = []
-        self._bundles = Bundles(now)
+        self._outboxes = Outboxes(me, self._links, self._offers, self._effects.append, now)
 
     # -- for the owner ----------------------------------------------------------------------------
 
+    def begin(self, speakers: Speakers, now: float) -> list[LinkEffect]:
+        """Take in what is written down of speakers as this process, one of the first, starts.
+
+        Args:
+            speakers: with the one of this node.
+            now: the time.
+        """
+        here = speakers.here
+        assert here is not None
+        if not self._role.begin(here, now):
+            # It tells of the ranks that it knows, which are dialed then: so no two dial each other.
+            self._search.written.add(here.id)
+            self._dial(here, now)
+        self._find(speakers, now)
+        return self._drain()
+
+    def look_again(self, speakers: Speakers | None, now: float) -> list[LinkEffect]:
+        """Look for those that may have come, or may be reached again.
+
+        Args:
+            speakers: as they are written down now; None: that is not known.
+            now: the time.
+        """
+        self._outboxes.now = now
+        if speakers is not None:
+            self._find(speakers, now)
+        for way in list(self._ways.to.values()):
+            self._reopen(way)
+        return self._drain()
+
+    def _find(self, speakers: Speakers, now: float) -> None:
+        patience = self._near.patience()
+        for peer in speakers.before:
+            self._search.find(peer, now, patience, finds_me=False)
+        for peer in speakers.after:
+            self._search.find(peer, now, patience, finds_me=True)
+
+    @property
+    def looks_beyond(self) -> bool:
+        """Tell whether this process has to know the ranks of other nodes that are written down."""
+        return self._role.looks_beyond
+
+    def is_starting(self, now: float) -> bool:
+        """Tell whether the ranks of this node are left to dial each other as they find its speaker:
+        two that dial each other have a connection too many."""
+        return self._role.is_starting(now)
+
     def step(self, event: Event, now: float) -> list[LinkEffect]:
         """Take an event of a link in."""
-        self._bundles.now = now
+        self._outboxes.now = now
         match event:
             case ConnectionProven():
                 self._meet(event, now)
@@ -151,6 +201,10 @@ class Relay:
                     self._tell(event)
             case PeerAbsent(peer_id=peer_id):
                 self._search.absent(peer_id)
+                if peer_id in self._search.written:
+                    # There may be other ranks of its node.
+                    self._search.written.discard(peer_id)
+                    self._effects.append(DialKnown())
                 if peer_id not in self._ways.to:
                     self._send_far(Unreachable((peer_id,), "closed"))
                 self._end(peer_id)
@@ -162,7 +216,7 @@ class Relay:
 
     def carry(self, effect: Send | Close | Finish | Dial, now: float) -> list[LinkEffect]:
         """Carry an effect of the membership out."""
-        self._bundles.now = now
+        self._outboxes.now = now
         match effect:
             case Send(connections=numbers, message=message):
                 self._send(numbers, message)
@@ -177,9 +231,8 @@ class Relay:
     def retire(self, now: float) -> list[LinkEffect]:
         """Speak for no other rank any more: they go on without this process, and close their links
         to it, which it must not take, and tell, for their deaths."""
-        self._bundles.now = now
-        self._retired = True
-        self._near.keys.pop(self._me.id, None)
+        self._outboxes.now = now
+        self._role.retire()
         self._send_near(Speaks(RETIRED))
         for number in self._links.far():
             self._close(number, now)
@@ -187,19 +240,19 @@ class Relay:
 
     def tick(self, now: float) -> list[LinkEffect]:
         """Do what time brings; call it after events, and at `wake_at`; then `flush`."""
-        self._bundles.now = now
-        late = now - self._asked
+        self._outboxes.now = now
+        late = self._late = now - self._asked
         if late > LATE_SECONDS:
             self._near.catch_up(late, now)
-            self._start_until += late
+            self._role.catch_up(late)
             self._search.catch_up(late)
         self._note_silence(now)
-        if self._should_speak(now):
+        if self._role.should_speak(self._near_peers(), now):
             self._speak(now)
         for way in tuple(self._ways.held.values()):
             if now - way.lost_at >= HOLD_SECONDS:
                 self._forget(way, "no way leads to it", "lost")
-        if self._searches and now >= self._search.next_at:
+        if self._role.searches and now >= self._search.next_at:
             reached = {offer.member.peer.node for offer in self._far_offers()}
             self._effects += map(Dial, self._search.due(reached, now))
         self._asked = self._wake_at(now)
@@ -207,47 +260,38 @@ class Relay:
 
     def flush(self, now: float) -> list[LinkEffect]:
         """Send what has waited for the end of the turn; heartbeats wait for others."""
-        self._bundles.now = now
-        for link, outbox in list(self._bundles.by_link.items()):
-            if not outbox.quiet or now >= outbox.since + self._quiet_seconds:
-                self._empty(link)
+        self._outboxes.now = now
+        self._outboxes.flush(self._quiet_seconds)
         return self._drain()
 
     @property
     def speaks(self) -> bool:
         """Tell whether other nodes are reached over this process, on purpose."""
-        return self._key[0] > 0
+        return self._role.speaks
 
     @property
     def wake_at(self) -> float:
         """When `tick` must be called, if nothing happens before."""
-        waiting = [outbox.since for outbox in self._bundles.by_link.values()]
-        return min([self._asked, *(since + self._quiet_seconds for since in waiting)])
+        return min(self._asked, self._outboxes.next_at(self._quiet_seconds))
 
     @property
     def _quiet_seconds(self) -> float:
-        """Return how long a heartbeat waits for others: only where it meets any."""
-        return QUIET_SHARE * self._near.patience() if self._key != NO_KEY else 0.0
-
-    @property
-    def _searches(self) -> bool:
-        """Tell whether this process looks for the other nodes."""
-        return self._key == self._near.best_key != NO_KEY
+        """Return how long a heartbeat waits for others: only where it meets any, and where this
+        process has its turns in time. On too few cores it would wait for the next one besides."""
+        seconds = QUIET_SHARE * self._near.patience() if self._role.key != NO_KEY else 0.0
+        return seconds if self._late < seconds else 0.0
 
     def _wake_at(self, now: float) -> float:
         due = [now + self._near.patience() / 4]
-        if self._searches:
+        if self._role.searches:
             due.append(self._search.next_at)
         due += [way.lost_at + HOLD_SECONDS for way in self._ways.held.values()]
-        if now < self._start_until:
-            due.append(self._start_until)
+        start_ends_at = self._role.start_ends_at(now)
+        if start_ends_at is not None:
+            due.append(start_ends_at)
         return max(now + 0.001, min(due))
 
     # -- who speaks -------------------------------------------------------------------------------
-
-    @property
-    def _key(self) -> Key:
-        return self._near.keys.get(self._me.id, NO_KEY)
 
     def _note_silence(self, now: float) -> None:
         """Leave the ways over a speaker that has fallen silent, if there are others."""
@@ -255,30 +299,27 @@ class Relay:
             for link in self._links.all_to(peer_id):
                 self._choose(self._offers.over(link), now)
 
-    def _should_speak(self, now: float) -> bool:
-        """Tell whether this is the lowest seat that may speak at once, and none speaks that
-        answers."""
-        if self._near.is_spoken_for(now):
-            return False
-        if self._retired or (now < self._start_until and self._search.expects_near):
-            return False
-        near = (self._links.peers[number] for number in self._links.near().values())
-        seats = [(p.seat, p.id) for p in near if self._near.may_speak(p.id, now)]
-        return (self._me.seat, self._me.id) < min(seats, default=(self._me.seat + 1, ""))
-
     def _speak(self, now: float) -> None:
-        self._take_key(self._near.next_term, now)
-        self._send_far(Reachable(self._key, self._near_members()))
+        is_written = self._take_key(self._near.next_term, now)
+        self._send_far(Reachable(self._role.key, self._near_members()))
+        if is_written:
+            return
         self._search.hurry(now)
+        if not self._ways.to:
+            self._effects.append(DialKnown())
 
-    def _take_key(self, term: int, now: float) -> None:
-        self._near.keys[self._me.id] = (term, -self._me.seat)
-        self._send_near(Speaks(self._key))
+    def _take_key(self, term: int, now: float) -> bool:
+        is_written = self._role.take(term)
+        self._send_near(Speaks(self._role.key))
         self._choose(self._passed, now)
+        return is_written
+
+    def _near_peers(self) -> Iterable[Peer]:
+        return (self._links.peers[number] for number in self._links.near().values())
 
     def _near_members(self) -> tuple[Member, ...]:
-        near = [self._links.peers[number] for number in self._links.near().values()]
-        return tuple(Member(peer, self._status_of(peer.id)) for peer in (self._me, *near))
+        everyone = (self._me, *self._near_peers())
+        return tuple(Member(peer, self._status_of(peer.id)) for peer in everyone)
 
     # -- links ------------------------------------------------------------------------------------
 
@@ -290,27 +331,26 @@ class Relay:
             self._tell(event)
             if peer.seat >= 0:
                 self._near.meet(peer.id, now)
-                if now < self._start_until:
-                    self._start_until = now + START_SECONDS
+                self._role.meet(now)
                 self._announce(number)
                 if not known:
-                    self._send_far(Reachable(self._key, (Member(peer, event.status),)))
+                    self._send_far(Reachable(self._role.key, (Member(peer, event.status),)))
             return
-        if self._retired:
+        if self._role.is_retired:
             self._close(number, now)
             return
         self._search.know(peer, now)
-        if self._key == NO_KEY:
+        if self._role.key == NO_KEY:
             self._take_key(0, now)
-        self._send_on((number,), Reachable(self._key, self._near_members()))
+        self._outboxes.add((number,), Reachable(self._role.key, self._near_members()))
 
     def _announce(self, number: int) -> None:
         """Tell a rank of this node what this process has told the others."""
-        self._send_on((number,), Speaks(self._key))
+        self._outboxes.add((number,), Speaks(self._role.key))
         offers = self._far_offers()
         for key in sorted({offer.key for offer in offers}):
             members = tuple(offer.member for offer in offers if offer.key == key)
-            self._send_on((number,), Reachable(key, members))
+            self._outboxes.add((number,), Reachable(key, members))
 
     def _part(self, event: ConnectionClosed, now: float) -> None:
         far = self._links.is_far(event.connection)
@@ -321,14 +361,14 @@ class Relay:
     def _drop_link(self, number: int, cause: CloseCause, now: float) -> None:
         far = self._links.is_far(number)
         peer, last = self._links.drop(number)
-        self._bundles.by_link.pop(number, None)
+        self._outboxes.drop(number)
         lost = self._offers.drop_link(number)
         if peer is None:
             return
         if last and far and cause == "closed":
             self._end(peer.id)
             self._send_near(Unreachable((peer.id,), "closed"))
-        elif last and far and cause == "reset" and not self._retired:
+        elif last and far and cause == "reset" and not self._role.is_retired:
             # Dead, or it took this process for lost: its machine can tell.
             self._effects.append(Dial(peer))
         elif last and not far and peer.seat >= 0:
@@ -344,7 +384,7 @@ class Relay:
 
     def _close(self, number: int, now: float) -> None:
         if number > 0:
-            self._empty(number)
+            self._outboxes.empty(number, False)
             self._effects.append(Close(number))
             self._drop_link(number, "lost", now)
             return
@@ -361,8 +401,14 @@ class Relay:
             return
         way = self._ways.to.get(peer.id)
         if way is None:
-            self._search.know(peer, now)
-        elif way.number == 0 and way.chosen is not None:
+            # At a start the speaker of its node may not have written that it is one.
+            self._search.know(peer, now + START_SECONDS if self._role.is_starting(now) else now)
+        else:
+            self._reopen(way)
+
+    def _reopen(self, way: Way) -> None:
+        """Open a way that the membership has closed."""
+        if way.number == 0 and way.chosen is not None:
             self._announce_open(way)
             self._open(way, PeerStatus(), rerouted=False)
 
@@ -436,13 +482,13 @@ class Relay:
             targets = relayed.targets or (self._me.id, *near)
             # There it is delivered, whatever it names.
             numbers = tuple(near[target] for target in targets if target in near)
-            self._send_on(numbers, _to(relayed, ()))
+            self._outboxes.add(numbers, _to(relayed, ()))
             if self._me.id in targets:
                 self._deliver(relayed)
         elif (self._links.peers[number].id,) == relayed.sources:
             routes = self._by_link(relayed.targets, far=True) if relayed.targets else self._to_all()
             for link, ids in routes:
-                self._send_on((link,), _to(relayed, ids))
+                self._outboxes.add((link,), _to(relayed, ids))
         else:
             self._deliver(relayed)
 
@@ -506,7 +552,7 @@ class Relay:
             (self._me.id,), (), FRAMES.encode(message), isinstance(message, Heartbeat)
         )
         for link, targets in routes:
-            self._send_on((link,), _to(relayed, targets))
+            self._outboxes.add((link,), _to(relayed, targets))
 
     def _to_all(self) -> list[Route]:
         """Return the links by which a message reaches all that the ranks of this node were told
@@ -552,9 +598,10 @@ class Relay:
                 for link, offer in self._offers.to(peer_id).items()
             ]
             far = [one for one in found if self._links.is_far(-one[2])]
-            best = max(far, key=_preference, default=None)
+            kept = self._passed.get(peer_id)
+            best = _best(far, -1 if kept is None else kept[0])
             passed = None if best is None else (-best[2], best[1].stamp, best[1].key)
-            if passed != self._passed.get(peer_id):
+            if passed != kept:
                 if best is None or passed is None:
                     self._passed.pop(peer_id, None)
                     lost.append(peer_id)
@@ -562,7 +609,9 @@ class Relay:
                     self._passed[peer_id] = passed
                     told.setdefault(best[1].key, []).append(best[1].member)
             able = [one for one in found if one[0] > NO_KEY]
-            self._go(peer_id, max(able, key=_preference, default=None), now)
+            way = self._ways.to.get(peer_id)
+            taken = -1 if way is None or way.chosen is None else way.chosen[0]
+            self._go(peer_id, _best(able, taken), now)
         for key, members in told.items():
             self._send_near(Reachable(key, tuple(members)))
         lost = [peer_id for peer_id in lost if not self._search.is_dead(peer_id)]
@@ -634,33 +683,14 @@ class Relay:
         self._effects.append(Told(event))
 
     def _send_near(self, message: Bundled) -> None:
-        self._send_on(self._links.near().values(), message)
+        self._outboxes.add(self._links.near().values(), message)
 
     def _send_far(self, message: Bundled) -> None:
-        self._send_on(self._links.far(), message)
-
-    def _send_on(self, numbers: Iterable[int], message: Bundled) -> None:
-        """Send a message at the end of the turn, with the others that go there."""
-        for number in numbers:
-            box = self._bundles.box(number, self._apart)
-            box.add(message, self._bundles.now)
-            if box.is_full:
-                self._empty(number)
-
-    def _apart(self, number: int) -> str:
-        """Return whose messages stay apart on a link. To a rank of this node, those of this process
-        may have to be passed on to other nodes, and those of others not."""
-        return "" if self._links.is_far(number) else self._me.id
-
-    def _empty(self, number: int) -> None:
-        outbox = self._bundles.by_link.pop(number, None)
-        if outbox is None or number not in self._links.peers:
-            return
-        reached = self._offers.over(number).keys()
-        self._effects.append(Send((number,), outbox.take(reached)))
+        self._outboxes.add(self._links.far(), message)
 
     def _drain(self) -> list[LinkEffect]:
-        effects, self._effects = self._effects, []
+        effects = self._effects.copy()
+        self._effects.clear()
         return effects
 
 
@@ -668,7 +698,12 @@ def _to(relayed: Relayed, targets: tuple[str, ...]) -> Relayed:
     return Relayed(relayed.sources, targets, relayed.body, relayed.quiet)
 
 
-def _preference(found: Found) -> tuple[bool, Key, Key, int]:
-    """Return what is compared of two ways: the speaker there, the one here, and the older link."""
-    near, offer, order, answers = found
-    return answers, offer.key, near, order
+def _best(ways: Sequence[Found], kept: int) -> Found | None:
+    """Return the best of several ways. Of two that are alike it is the one over the link that is
+    taken already, else over the older one: a change costs a greeting."""
+
+    def preference(found: Found) -> tuple[bool, Key, Key, bool, int]:
+        near, offer, order, answers = found
+        return answers, offer.key, near, -order == kept, order
+
+    return max(ways, key=preference, default=None)

@@ -236,8 +236,7 @@ class Side:
     @property
     def shortest_patience(self) -> float:
         """Return the seconds of silence within which no peer is given up, whatever its node."""
-        beat = self.beat_seconds
-        return min(self.silence_seconds, SILENCE_BEATS * beat) - beat
+        return self.shortest_silence - self.beat_seconds
 
     def status_of(self, peer_id: str) -> PeerStatus:
         """Return the newest status of a peer, or of this process."""
@@ -355,8 +354,13 @@ class Side:
         """Return the seconds of silence that are too long for a peer of a node. Those of a node
         that is not heard of elsewhere either are left soon: that can be undone."""
         if self.losses.suspected_until.get(node, now) > now:
-            return min(self.silence_seconds, SILENCE_BEATS * self.beat_seconds)
+            return self.shortest_silence
         return self.silence_seconds
+
+    @property
+    def shortest_silence(self) -> float:
+        """Return the same for a peer of a suspected node: the shortest of all."""
+        return min(self.silence_seconds, SILENCE_BEATS * self.beat_seconds)
 
     @property
     def wake_at(self) -> float:

@@ -9,6 +9,9 @@ from slurm_resilience.mesh.model import Peer
 
 SEARCH_SECONDS = 0.5
 """Between the first two ranks of a node that are tried."""
+START_SECONDS = 3.0
+"""So long it is waited for an answer at a start: a handshake takes its time where all start at
+once, and a second speaker of a node would be one for good."""
 LONGEST_SEARCH = 8
 """So many times longer it is between later ones: where all start at once, the first one has no
 time to answer, and each that is tried beside it costs a connection."""
@@ -34,17 +37,41 @@ class SpeakerSearch:
         self._dead: set[str] = set()
         self._urgent = False
         """A node has been reached before: it is not left to the other side to dial."""
+        self._patience: dict[str, float] = {}
+        """Seconds until another rank of a node is dialed beside the first, where it is longer."""
+        self._beside_at = 0.0
+        """When one may be dialed beside another one that does not answer."""
         self.next_at = math.inf
         """When the next one is due."""
+        self.written: set[str] = set()
+        """Ids of the speakers that were found written down."""
 
-    def know(self, peer: Peer, now: float) -> None:
-        """Note a rank of another node."""
+    def know(self, peer: Peer, at: float) -> None:
+        """Note a rank of another node, and when one of it may be dialed, if none was known."""
         if peer.seat < 0 or peer.id in self._dead or peer.node == self._me.node:
             return
         ranks = self._nodes.setdefault(peer.node, {})
         if peer.id not in ranks:
             ranks[peer.id] = peer
-            self.next_at = min(self.next_at, self._due.setdefault(peer.node, now))
+            self.next_at = min(self.next_at, self._due.setdefault(peer.node, at))
+
+    def find(self, peer: Peer, now: float, patience: float, *, finds_me: bool) -> None:
+        """Note the speaker of another node, as it is written down at a start.
+
+        Args:
+            peer: the speaker.
+            now: the time.
+            patience: seconds after which, if it is silent, another rank of its node speaks.
+            finds_me: it came later than this process, finds it there, and dials it.
+        """
+        self.note_speaker(peer.node, (1, -peer.seat))
+        self.written.add(peer.id)
+        if peer.node in self._tries:
+            return
+        self._tries[peer.node] = -1 if finds_me else 0
+        # Another rank that takes a silent one's place dials this process.
+        self._patience[peer.node] = max(START_SECONDS, patience)
+        self.know(peer, now)
 
     def note_speaker(self, node: str, key: tuple[int, int]) -> None:
         """Note the speaker of a node: it is tried first."""
@@ -79,7 +106,7 @@ class SpeakerSearch:
                 if self.next_at < math.inf:
                     self.next_at = 0.0
             if not ranks:
-                del self._nodes[node], self._due[node]
+                del self._nodes[node]  # its next one that is found is dialed at once
                 self._tries.pop(node, None)
 
     def is_dead(self, peer_id: str) -> bool:
@@ -89,6 +116,7 @@ class SpeakerSearch:
     def hurry(self, now: float) -> None:
         """Look now: a node has lost its speaker, or this process has begun to speak."""
         self._tries.clear()
+        self._patience.clear()
         self._due = dict.fromkeys(self._nodes, now)
         self._urgent = True
         self.next_at = now
@@ -101,6 +129,13 @@ class SpeakerSearch:
         for node in self._due:
             self._due[node] += late
         self.next_at += late
+
+    def _pause(self, node: str, tries: int) -> float:
+        """Return the seconds until the next try after so many; negative: the node dials first."""
+        written = self._patience.get(node)
+        if written is not None and tries <= 0:
+            return START_SECONDS if tries < 0 else written
+        return SEARCH_SECONDS * min(1 << max(0, tries), LONGEST_SEARCH)
 
     def due(self, reached: Collection[str], now: float) -> list[Peer]:
         """Return the ranks to be dialed now, one of each node that is not reached."""
@@ -118,10 +153,19 @@ class SpeakerSearch:
                 # Of two that look for each other one dials first, so that there is one link mostly.
                 waits = self._me.seat > order[0].seat and not self._urgent
                 tries = self._tries.get(node, -1 if waits else 0)
-                self._tries[node] = tries + 1
-                self._due[node] = now + SEARCH_SECONDS * min(2 ** max(0, tries), LONGEST_SEARCH)
-                if tries >= 0:
-                    found.append(order[tries % len(order)])
+                # Not where the one before has ended.
+                beside = tries > 0 and self._due[node] > 0
+                if beside and now < self._beside_at:
+                    self._due[node] = self._beside_at
+                else:
+                    self._tries[node] = tries + 1
+                    self._due[node] = now + self._pause(node, tries)
+                    if tries >= 0:
+                        found.append(order[tries % len(order)])
+                    if beside:
+                        # Where few have answered yet, it is the machines that are slow.
+                        pause = SEARCH_SECONDS * LONGEST_SEARCH / (1 + len(reached))
+                        self._beside_at = now + pause
             self.next_at = min(self.next_at, self._due[node])
         self._urgent = False
         return found

@@ -51,6 +51,7 @@ from slurm_resilience.mesh.events import (
     StillWaiting,
     WorldWorked,
 )
+from slurm_resilience.mesh.fair_lock import FairLock
 from slurm_resilience.mesh.keys import KeyStore
 from slurm_resilience.mesh.messages import Heartbeat, KeyChange, Leaving, Message
 from slurm_resilience.mesh.model import (
@@ -178,7 +179,7 @@ class Mesh:
         self._entry = RendezvousEntry(rendezvous, self.me, self._take_secret, is_lent=is_lent)
         self._membership = Membership(self.me, rules, chosen, SYSTEM_CLOCK.monotonic())
         self._lock = self._transport.lock
-        self._changed = threading.Condition(self._lock)
+        self._changed = threading.Condition(self._lock)  # type: ignore[arg-type]
         self._news = _TurnNews(self._changed)
         self._keys = KeyStore(self._membership, self._send, self._changed)
         self._relay = self._make_relay() if speakers else None
@@ -309,7 +310,7 @@ class Mesh:
         """File descriptors of this mesh, which the rest of the program must not close."""
         return self._transport.own_fds()
 
-    def quiet(self) -> threading.RLock:
+    def quiet(self) -> FairLock:
         """Hold this lock, and the mesh neither opens nor closes a socket."""
         return self._lock
 

@@ -26,6 +26,7 @@ from slurm_resilience.errors import AuthError, WireError
 from slurm_resilience.mesh import messages
 from slurm_resilience.mesh.connection import HANDSHAKE_SECONDS, ContactLost, PeerConnection
 from slurm_resilience.mesh.dial_book import REFUSED_SECONDS, DialAddress, DialBook
+from slurm_resilience.mesh.fair_lock import FairLock
 from slurm_resilience.mesh.messages import Message
 from slurm_resilience.mesh.model import CloseCause, Peer, PeerStatus
 from slurm_resilience.mesh.resolver import NotYet
@@ -141,7 +142,7 @@ class Transport:
         Raises:
             OSError: the port cannot be listened on.
         """
-        self.lock = threading.RLock()
+        self.lock = FairLock()
         """Held while the owner is called; while it is held, no socket is opened or closed."""
         self.connections: dict[int, PeerConnection] = {}
         self._owner = owner

@@ -112,7 +112,7 @@ def test_who_gives_up_all_that_one_call_holds_is_found(monkeypatch: pytest.Monke
     usual = Side.last_holders
     monkeypatch.setattr(Side, "last_holders", lambda side, now, _=frozenset(): usual(side, now))
     with pytest.raises(InvariantBroken, match="no whole state"):
-        simulate(218, elastic=True)
+        simulate(21238, elastic=True)
 
 
 def test_newcomers_that_neither_ask_nor_look_around_are_found(

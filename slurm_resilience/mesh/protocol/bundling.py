@@ -156,7 +156,20 @@ class LinkBundle:
         newest = self._last
         return at > self._for_all and all(newest.get(target, -1) < at for target in targets)
 
-    def take(self, reached: Collection[str]) -> Bundled | Bundle:
+    def extend(self, later: LinkBundle) -> None:
+        """Add all messages of another bundle behind those of this one. None joins them here."""
+        if not self._items:
+            self.since, self.gathers = later.since, later.gathers
+        self.gathers = self.gathers and later.gathers
+        self.quiet = self.quiet and later.quiet
+        self._items += later._items
+        self._bytes += later._bytes
+        self._where.clear()
+        self._offers = None
+        self._told = self._for_all = len(self._items) - 1
+        self._last |= later._last
+
+    def take(self, reached: Collection[str] = ()) -> Bundled | Bundle:
         """Return all as one message.
 
         Args:
@@ -180,8 +193,12 @@ def _message(item: _Words | _Offers | Bundled, reached: Collection[str]) -> Bund
 
 
 class Outboxes:
-    """The bundles of all links, until they are sent. Heartbeats have their own: they wait for
-    others, and what must not wait does not take them along in many small parts."""
+    """The bundles of all links, until they are sent.
+
+    What goes to all ranks of this node, or to all other nodes, is bundled once for all. Heartbeats
+    have bundles of their own: they wait for others, and what must not wait does not take them along
+    in many small parts.
+    """
 
     def __init__(
         self, me: Peer, links: Links, offers: Offers, send: Callable[[Send], None], now: float
@@ -202,41 +219,87 @@ class Outboxes:
         self._send = send
         self._boxes: dict[tuple[int, bool], LinkBundle] = {}
         """By link, and whether all in it are quiet."""
+        self._common: dict[tuple[bool, bool], LinkBundle] = {}
+        """Those for all links to other nodes, or (``False``) for all near ones, and the same. They
+        come behind what waits for one link."""
 
     def add(self, numbers: Iterable[int], message: Bundled) -> None:
         """Add a message to what is sent over these links at the end of the turn, in order."""
         is_quiet = isinstance(message, Relayed) and message.quiet
         for number in numbers:
-            box = self._boxes.get((number, is_quiet))
-            if box is None:
-                box = self._boxes[number, is_quiet] = LinkBundle(self._apart(number))
+            is_far = self._links.is_far(number)
+            common = self._common.pop((is_far, is_quiet), None)
+            if common is not None:
+                for each in self._all(is_far):
+                    self._box(each, is_quiet).extend(common)
+            box = self._box(number, is_quiet)
             box.add(message, self.now)
             if box.is_full:
                 self.empty(number, is_quiet)
 
+    def add_for_all(self, message: Bundled, *, is_far: bool) -> None:
+        """Add a message that names no targets for all near links, or for all to other nodes."""
+        if not self._all(is_far):
+            return
+        key = is_far, isinstance(message, Relayed) and message.quiet
+        common = self._common.get(key)
+        if common is None:
+            common = self._common[key] = LinkBundle("" if is_far else self._me.id)
+        common.add(message, self.now)
+        if common.is_full:
+            self._empty_common(*key)
+
     def flush(self, quiet_seconds: float) -> None:
         """Send what has waited for long enough; heartbeats wait for so many seconds."""
-        for key, box in list(self._boxes.items()):
+        for key, common in list(self._common.items()):
+            if self.now >= common.since + common.patience(quiet_seconds):
+                self._empty_common(*key)
+        for link, box in list(self._boxes.items()):
             if self.now >= box.since + box.patience(quiet_seconds):
-                self.empty(*key)
+                self._empty_box(*link)
 
     def next_at(self, quiet_seconds: float) -> float:
         """Return when `flush` has something to send, if no more is added."""
-        boxes = self._boxes.values()
+        boxes = (*self._boxes.values(), *self._common.values())
         return min((box.since + box.patience(quiet_seconds) for box in boxes), default=math.inf)
 
     def empty(self, number: int, is_quiet: bool) -> None:
         """Send what waits for a link."""
-        box = self._boxes.pop((number, is_quiet), None)
-        if box is not None and number in self._links.peers:
-            self._send(Send((number,), box.take(self._offers.over(number).keys())))
+        common = self._common.get((self._links.is_far(number), is_quiet))
+        if common is not None:
+            self._box(number, is_quiet).extend(common)
+        self._empty_box(number, is_quiet)
 
     def drop(self, number: int) -> None:
         """Forget what waits for a link that is gone."""
         for is_quiet in (True, False):
             self._boxes.pop((number, is_quiet), None)
 
-    def _apart(self, number: int) -> str:
-        """Return whose messages stay apart on a link. To a rank of this node, those of this process
-        may have to be passed on to other nodes, and those of others not."""
-        return "" if self._links.is_far(number) else self._me.id
+    def _all(self, is_far: bool) -> tuple[int, ...]:
+        return self._links.far() if is_far else tuple(self._links.near().values())
+
+    def _box(self, number: int, is_quiet: bool) -> LinkBundle:
+        box = self._boxes.get((number, is_quiet))
+        if box is None:
+            # To a rank of this node, messages of this process may have to be passed on to other
+            # nodes, and those of others not: they stay apart.
+            apart = "" if self._links.is_far(number) else self._me.id
+            box = self._boxes[number, is_quiet] = LinkBundle(apart)
+        return box
+
+    def _empty_common(self, is_far: bool, is_quiet: bool) -> None:
+        common = self._common.pop((is_far, is_quiet))
+        alone = []
+        for number in self._all(is_far):
+            if (number, is_quiet) in self._boxes:
+                self._box(number, is_quiet).extend(common)
+                self._empty_box(number, is_quiet)
+            else:
+                alone.append(number)
+        if alone:
+            self._send(Send(tuple(alone), common.take()))
+
+    def _empty_box(self, number: int, is_quiet: bool) -> None:
+        box = self._boxes.pop((number, is_quiet), None)
+        if box is not None and number in self._links.peers:
+            self._send(Send((number,), box.take(self._offers.over(number).keys())))

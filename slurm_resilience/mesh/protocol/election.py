@@ -33,7 +33,7 @@ LAST_JUDGE = 10
 """After so many abort timeouts in the block of an ended generation a process ends itself. The other
 members judge it sooner, but they may all be gone, and peers that come later know nothing of its
 world and wait for it. Not sooner: what it holds may be the last copy of the model."""
-LOOK_SECONDS = 0.05
+LOOK_SECONDS, LOOK_SECONDS_A_PEER = 0.05, 2.5e-4
 """Between two looks at peers that are still in the block of an ended generation."""
 
 
@@ -113,50 +113,55 @@ class Election:
         side = self._side
         if not inside:
             return
-        abort_seconds = side.timing.abort_seconds
-        out = now - max(side.generation.ended_at, side.outside_since)
-        ended = bool(side.generation.ended_at)
-        silent = now - min(contact.heard for contact in inside)
-        late = min(out, now - side.generation.left_at)
-        if silent <= side.shortest_patience and not (ended and late > abort_seconds):
-            # As nearly always, and asked at each news: none needs a closer look.
-            side.timers.look(now + LOOK_SECONDS)
-            return
+        generation, abort_seconds = side.generation, side.timing.abort_seconds
+        out = now - max(generation.ended_at, side.outside_since)
+        # Before that, none needs a closer look: what they say has one at once.
+        at = min(contact.heard for contact in inside) + side.shortest_silence
+        if generation.ended_at:
+            at = min(at, now - min(out, now - generation.left_at) + abort_seconds)
+        pause = max(LOOK_SECONDS, LOOK_SECONDS_A_PEER * len(side.contacts))
+        side.timers.look(max(now + pause, at + ROUNDING_SECONDS))
+        if now <= at:
+            return  # as nearly always
         patience = side.patience_with(inside, now)
         end = side.generation.end
         hung = end.culprit if end and end.kind == "hang" else ""
+        # Of one that was accused of a hang, all have waited for a word already.
+        awaited = SILENCE_BEATS * side.beat_seconds
+        overdue = [
+            (contact, usual)
+            for contact in inside
+            if now - contact.heard
+            > (usual := awaited if contact.peer.id == hung else patience[contact.peer.node])
+            or self._late(contact, now) > abort_seconds
+        ]
+        if not overdue:
+            return
         doubtful = {contact.peer.id for contact in inside}
         if side.status.phase == "running":
             doubtful.add(side.me.id)
-        holders: tuple[frozenset[str], frozenset[str]] | None = None
-        for contact in inside:
-            peer = contact.peer
-            silent = now - contact.heard
-            # What a peer said at its handshake may be old: it has the whole time from then on. And
-            # while others come out one by one, their machines have much to do: each one that was
-            # given up would end one more world, which is more to do.
-            late = min(out, now - contact.met_at, now - side.generation.left_at)
-            # Of one that was accused of a hang, all have waited for a word already.
-            needed = SILENCE_BEATS * side.beat_seconds
-            needed = needed if peer.id == hung else patience[peer.node]
-            if not (silent > needed and out > 0) and not (ended and late > abort_seconds):
-                # As nearly always: what takes a look at all ranks is not asked for.
-                side.timers.look(now + LOOK_SECONDS)
-                continue
-            # All that hold a part may be inside because of one and the same call, which ends.
-            holders = holders or (
-                side.last_holders(now),
-                side.last_holders(now, doubtful),
-            )
-            last, stuck = holders
-            limit = (LAST_COPY if peer.id in stuck else 1) * abort_seconds
-            if silent > side.patience_of(peer.id, needed, last) and out > 0:
-                self._departures.give_up(peer.id, f"silent for {silent:.1f} s", "silent", now)
-            elif ended and late > limit:
+        # All that hold a part may be inside because of one and the same call, which ends.
+        last, stuck = side.last_holders(now), side.last_holders(now, doubtful)
+        for contact, usual in overdue:
+            peer_id, silent = contact.peer.id, now - contact.heard
+            limit = (LAST_COPY if peer_id in stuck else 1) * abort_seconds
+            if silent > side.patience_of(peer_id, usual, last) and out > 0:
+                self._departures.give_up(peer_id, f"silent for {silent:.1f} s", "silent", now)
+            elif self._late(contact, now) > limit:
                 text = f"it did not leave its block within {limit:g} s"
-                self._departures.give_up(peer.id, text, "told", now)
-            else:
-                side.timers.look(now + LOOK_SECONDS)
+                self._departures.give_up(peer_id, text, "told", now)
+
+    def _late(self, contact: Contact, now: float) -> float:
+        """Return for how long a peer was seen inside an ended generation. That it says nothing now
+        is silence, and may be the way's: it was seen when it was heard last."""
+        side = self._side
+        if not side.generation.ended_at:
+            return 0.0
+        # What it said at its handshake may be old: it has the whole time from then on. And while
+        # others come out one by one, their machines have much to do: each one that was given up
+        # would end one more world, which is more to do.
+        since = max(side.outside_since, side.generation.ended_at, side.generation.left_at)
+        return min(now, contact.heard) - max(since, contact.met_at)
 
     def _assemble(self, now: float) -> None:
         """Propose a generation, if this is the lowest seat and one can be formed."""

@@ -77,7 +77,8 @@ from slurm_resilience.mesh.protocol.speaker_role import SpeakerRole
 from slurm_resilience.mesh.protocol.speaker_search import START_SECONDS, SpeakerSearch
 
 HOLD_SECONDS = 1.0
-"""So long a way without a speaker is held open. Another one takes milliseconds to speak."""
+"""So long a way without a speaker is held open at least, and as long as a silent speaker would be
+waited for. Another one takes milliseconds to speak, where it has a core to run on."""
 QUIET_SHARE = 0.1
 """A heartbeat waits for others for so large a part of the patience with a speaker."""
 LATE_SECONDS = 0.2
@@ -250,7 +251,7 @@ class Relay:
         if self._role.should_speak(self._near_peers(), now):
             self._speak(now)
         for way in tuple(self._ways.held.values()):
-            if now - way.lost_at >= HOLD_SECONDS:
+            if now - way.lost_at >= self._hold_seconds:
                 self._forget(way, "no way leads to it", "lost")
         if self._role.searches and now >= self._search.next_at:
             reached = {offer.member.peer.node for offer in self._far_offers()}
@@ -281,11 +282,15 @@ class Relay:
         seconds = QUIET_SHARE * self._near.patience() if self._role.key != NO_KEY else 0.0
         return seconds if self._late < seconds else 0.0
 
+    @property
+    def _hold_seconds(self) -> float:
+        return max(HOLD_SECONDS, self._near.patience())
+
     def _wake_at(self, now: float) -> float:
         due = [now + self._near.patience() / 4]
         if self._role.searches:
             due.append(self._search.next_at)
-        due += [way.lost_at + HOLD_SECONDS for way in self._ways.held.values()]
+        due += [way.lost_at + self._hold_seconds for way in self._ways.held.values()]
         start_ends_at = self._role.start_ends_at(now)
         if start_ends_at is not None:
             due.append(start_ends_at)
@@ -479,16 +484,17 @@ class Relay:
     def _pass_on(self, number: int, relayed: Relayed, now: float) -> None:
         near = self._links.near()
         if self._links.is_far(number):
-            targets = relayed.targets or (self._me.id, *near)
             # There it is delivered, whatever it names.
-            numbers = tuple(near[target] for target in targets if target in near)
-            self._outboxes.add(numbers, _to(relayed, ()))
-            if self._me.id in targets:
+            told, targets = _to(relayed, ()), relayed.targets
+            if not targets:
+                self._outboxes.add_for_all(told, is_far=False)
+            else:
+                self._outboxes.add((near[target] for target in targets if target in near), told)
+            if not targets or self._me.id in targets:
                 self._deliver(relayed)
         elif (self._links.peers[number].id,) == relayed.sources:
             routes = self._by_link(relayed.targets, far=True) if relayed.targets else self._to_all()
-            for link, ids in routes:
-                self._outboxes.add((link,), _to(relayed, ids))
+            self._relay_on(routes, relayed)
         else:
             self._deliver(relayed)
 
@@ -545,12 +551,19 @@ class Relay:
     def _relay_to(self, ids: Iterable[str], message: Message) -> None:
         self._relay(self._by_link(ids, far=False), message)
 
-    def _relay(self, routes: Iterable[Route], message: Message) -> None:
+    def _relay(self, routes: Sequence[Route], message: Message) -> None:
         if not routes:
             return
         relayed = Relayed(
             (self._me.id,), (), FRAMES.encode(message), isinstance(message, Heartbeat)
         )
+        self._relay_on(routes, relayed)
+
+    def _relay_on(self, routes: Sequence[Route], relayed: Relayed) -> None:
+        far = self._links.far()
+        if len(routes) == len(far) > 1 and set(routes) == {(n, ()) for n in far}:
+            self._outboxes.add_for_all(_to(relayed, ()), is_far=True)
+            return
         for link, targets in routes:
             self._outboxes.add((link,), _to(relayed, targets))
 
@@ -589,10 +602,13 @@ class Relay:
 
     def _choose(self, peers: Iterable[str], now: float) -> None:
         """Choose the best way to each of these again, and tell of what has changed."""
+        peers = list(peers)
+        if not peers:
+            return
         self._routes.clear()
         told: dict[Key, list[Member]] = {}
         lost = []
-        for peer_id in list(peers):
+        for peer_id in peers:
             found = [
                 (self._key_of(link), offer, -link, not self._is_over_silent(link))
                 for link, offer in self._offers.to(peer_id).items()
@@ -683,10 +699,10 @@ class Relay:
         self._effects.append(Told(event))
 
     def _send_near(self, message: Bundled) -> None:
-        self._outboxes.add(self._links.near().values(), message)
+        self._outboxes.add_for_all(message, is_far=False)
 
     def _send_far(self, message: Bundled) -> None:
-        self._outboxes.add(self._links.far(), message)
+        self._outboxes.add_for_all(message, is_far=True)
 
     def _drain(self) -> list[LinkEffect]:
         effects = self._effects.copy()

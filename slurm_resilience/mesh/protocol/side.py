@@ -233,11 +233,6 @@ class Side:
         ranks of its node would be taken for hung."""
         return max(self.silence_seconds / 4, 1.5 * self.beat_seconds)
 
-    @property
-    def shortest_patience(self) -> float:
-        """Return the seconds of silence within which no peer is given up, whatever its node."""
-        return self.shortest_silence - self.beat_seconds
-
     def status_of(self, peer_id: str) -> PeerStatus:
         """Return the newest status of a peer, or of this process."""
         if peer_id == self.me.id:
@@ -312,14 +307,16 @@ class Side:
     def patience_with(self, contacts: Sequence[Contact], now: float) -> dict[str, float]:
         """Seconds of silence after which the peers of a machine are given up. Those of a machine
         that is lost fall silent within one beat: they go together, and cost one wait."""
-        silent: dict[str, list[float]] = {}
+        heard: dict[str, list[float]] = {}
         for contact in contacts:
-            silent.setdefault(contact.peer.node, []).append(now - contact.heard)
+            heard.setdefault(contact.peer.node, []).append(contact.heard)
+        usual, suspected, beat = self.silence_seconds, self.shortest_silence, self.beat_seconds
         patience = {}
-        for node, times in silent.items():
-            limit = self.silence_limit(node, now)
-            together = limit - self.beat_seconds
-            all_silent = max(times) > limit and min(times) > together
+        for node, times in heard.items():
+            until = self.losses.suspected_until.get(node)
+            limit = usual if until is None or until <= now else suspected
+            together = limit - beat
+            all_silent = now - min(times) > limit and now - max(times) > together
             patience[node] = together if all_silent else limit
         return patience
 

@@ -36,7 +36,7 @@ def test_who_waits_has_it_next() -> None:
     lock = FairLock()
     with busy(lock) as turns:
         most = 0
-        for _ in range(10):
+        for _ in range(100):
             threading.Event().wait(0.002)
             before = turns[0]
             with lock:

@@ -11,6 +11,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 
+import msgspec
+
 from slurm_resilience.mesh.model import View
 from slurm_resilience.simulate.sim_process import SimProcess
 
@@ -46,10 +48,18 @@ class Lineage:
                     f"{view.members[0].peer.id}"
                 )
 
+    def _must_be_known(self, newest: View) -> bool:
+        """Tell whether a world lives, of which the others must know: where only newcomers live in
+        it, they cannot, once they are told of the deaths of all its older members."""
+        before = (v for v in self._views.values() if v.generation < newest.generation)
+        known = {member.peer.id for view in before for member in view.members}
+        older = tuple(member for member in newest.members if member.peer.id in known)
+        return self._lives(msgspec.structs.replace(newest, members=older) if older else newest)
+
     def step(self, view: View) -> None:
         """Check, when a world has committed a step, that no newer one has done so before."""
         self.steps += 1
-        if view.generation < self._newest and self._lives(self._views[self._newest]):
+        if view.generation < self._newest and self._must_be_known(self._views[self._newest]):
             raise InvariantBroken(
                 f"world {view.counter} ({_seats(view)}) steps, although a newer one "
                 f"({_seats(self._views[self._newest])}) has stepped"

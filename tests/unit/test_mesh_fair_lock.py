@@ -10,7 +10,7 @@ from slurm_resilience.mesh.fair_lock import FairLock
 
 LIMIT = 20.0
 TURNS = 100
-"""Of the other thread, at most. Without turns it has thousands."""
+"""The most that the other thread may have meanwhile. Without the lock it has thousands."""
 
 
 @contextmanager

@@ -51,6 +51,8 @@ class Contacts:
 
     def __init__(self) -> None:
         self._by_id: dict[str, Contact] = {}
+        self._running: dict[str, Contact] = {}
+        """Those that are in their block."""
         self._connections: tuple[int, ...] | None = None
         """As last returned; None: one has come or gone since."""
         self._on_seat: dict[int, set[str]] = {}
@@ -77,6 +79,18 @@ class Contacts:
     def seated(self) -> list[Contact]:
         """Those that take part in the training; observers have no seat."""
         return [contact for contact in self._by_id.values() if contact.peer.seat >= 0]
+
+    def note_status(self, contact: Contact, status: PeerStatus) -> None:
+        """Note what a peer has said of itself."""
+        contact.status = status
+        if status.phase == "running":
+            self._running[contact.peer.id] = contact
+        else:
+            self._running.pop(contact.peer.id, None)
+
+    def inside(self) -> list[Contact]:
+        """Return those that take part in the training and are in their block."""
+        return [contact for contact in self._running.values() if contact.peer.seat >= 0]
 
     def besides(self, peer_ids: Set[str]) -> Set[str]:
         """Return the ids of the connected peers that are not among these."""
@@ -107,6 +121,7 @@ class Contacts:
     def add(self, contact: Contact) -> None:
         """Add a peer that is connected for the first time."""
         self._by_id[contact.peer.id] = contact
+        self.note_status(contact, contact.status)
         self._on_seat.setdefault(contact.peer.seat, set()).add(contact.peer.id)
         self._own(contact.connection, contact.peer.id)
 
@@ -181,6 +196,7 @@ class Contacts:
         return owner
 
     def _forget(self, peer_id: str) -> Contact | None:
+        self._running.pop(peer_id, None)
         contact = self._by_id.pop(peer_id, None)
         if contact is not None:
             on_seat = self._on_seat[contact.peer.seat]

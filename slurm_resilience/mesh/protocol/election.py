@@ -96,7 +96,7 @@ class Election:
         goes_on, number = side.generation.goes_on, side.generation.number
         if goes_on and (side.status.phase == "running" or side.status.generation < number):
             return False  # it works, or is being formed
-        inside = side.inside()
+        inside = side.contacts.inside()
         if goes_on and any(contact.status.generation == number for contact in inside):
             return False
         if any(contact.status.generation > number for contact in inside):

@@ -178,7 +178,7 @@ class Membership:
         if not keep_new:
             kept, dropped = dropped, kept
         elif contact.number < 0:
-            contact.status = event.status
+            side.contacts.note_status(contact, event.status)
         side.contacts.supersede(contact, kept, dropped, finish=mine)
         if mine:
             # The one that is kept may be dead at its other end, which then counts this one.
@@ -334,7 +334,8 @@ class Membership:
         for contact in newer:
             if leaves and contact.status.phase == "running":
                 self.side.generation.left_at = now
-            contact.number, contact.status = number, status
+            contact.number = number
+            self.side.contacts.note_status(contact, status)
         if newer:
             self.side.news(knock=status.phase == "ready")
 

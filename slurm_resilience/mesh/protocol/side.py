@@ -214,14 +214,6 @@ class Side:
     def _is_heard(self, contact: Contact, now: float) -> bool:
         return now - contact.heard <= HEARD_SHARE * self.silence_limit(contact.peer.node, now)
 
-    def inside(self) -> list[Contact]:
-        """Return the peers that are in their block."""
-        return [
-            contact
-            for contact in self.contacts
-            if contact.status.phase == "running" and contact.peer.seat >= 0
-        ]
-
     def away(self) -> tuple[Peer, ...] | None:
         """Return the peers that have the training's state, may live, and are not here; None: there
         may be some of which nothing is known."""

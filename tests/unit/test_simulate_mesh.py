@@ -111,7 +111,7 @@ RARE = {
     "a part that was cut off goes on": 140,
     "each loss is taken for a death": 140,
     "one that is done ends the training": 180,
-    "what was closed in a cut stays closed": 7_200_027,
+    "what was closed in a cut stays closed": 7_200_160,
 }
 """The seed to begin with, where many runs before it find nothing."""
 
@@ -137,6 +137,7 @@ def test_a_broken_rule_is_found(name: str, monkeypatch: pytest.MonkeyPatch) -> N
         3313158,  # the place of a speaker that was stopped was left to one that waited for it
         3500974,  # the same
         3502290,  # the same
+        7604726,  # what ranks said to all nodes was bundled once for all of them
         7200160,  # with a written speaker, ranks never opened again what they had closed in a cut
         3202513,  # two had done the last step, and were about to enter a world that had ended
     ],

@@ -560,10 +560,6 @@ class Relay:
         self._relay_on(routes, relayed)
 
     def _relay_on(self, routes: Sequence[Route], relayed: Relayed) -> None:
-        far = self._links.far()
-        if len(routes) == len(far) > 1 and set(routes) == {(n, ()) for n in far}:
-            self._outboxes.add_for_all(_to(relayed, ()), is_far=True)
-            return
         for link, targets in routes:
             self._outboxes.add((link,), _to(relayed, targets))
 

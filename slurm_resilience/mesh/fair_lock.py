@@ -40,7 +40,8 @@ class FairLock:
     def __exit__(self, *_: object) -> None:
         self._lock.release()
 
-    # What a condition asks for, where its lock is reentrant.
+    # A condition calls these three of any lock that has them, and a reentrant one needs them. They
+    # are in the types neither of `threading.RLock` nor of a condition's lock: hence the ignores.
 
     def _is_owned(self) -> bool:
         return bool(self._lock._is_owned())  # type: ignore[attr-defined]

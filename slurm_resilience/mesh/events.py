@@ -61,6 +61,14 @@ class SameReceived(msgspec.Struct, frozen=True, tag=True):
     message: StatusUpdate | GenerationEnded | Heartbeat
 
 
+class NothingHeard(msgspec.Struct, frozen=True, tag=True):
+    """Nothing that some peers say has come through for a while: who passes it on is silent."""
+
+    speakers: tuple[str, ...]
+    """Ids of these peers."""
+    seconds: float
+
+
 class BytesReceived(msgspec.Struct, frozen=True, tag=True):
     """Part of a message, or one that the membership need not know: a sign of life."""
 
@@ -120,6 +128,7 @@ Event = (
     | PeerAbsent
     | MessageReceived
     | SameReceived
+    | NothingHeard
     | BytesReceived
     | LocalStatus
     | LocalEnd

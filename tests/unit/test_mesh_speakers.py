@@ -15,6 +15,7 @@ from slurm_resilience.mesh.events import (
     ConnectionProven,
     Dial,
     MessageReceived,
+    NothingHeard,
     Send,
 )
 from slurm_resilience.mesh.mesh import Mesh
@@ -300,3 +301,28 @@ def test_a_rank_that_waits_at_its_start_is_not_waited_for(waits: bool) -> None:
         relay.step(BytesReceived(2, new.id), now)
         relay.tick(now)
     assert relay.speaks is waits
+
+
+def test_what_a_silent_speaker_does_not_pass_on_is_no_silence() -> None:
+    """Ranks elsewhere are not judged by the time in which nothing could come through, and another
+    way is looked for at once, also where it is no speaker that has fallen silent."""
+    me, near, far = Peer("me", 1, node="n0"), Peer("near", 3, node="n0"), Peer("far", 2, node="n1")
+    relay = Relay(me, 0.0, lambda: 1.0, lambda _: PeerStatus())
+    relay.step(ConnectionProven(1, near), 0.0)
+    relay.step(MessageReceived(1, "near", "near", Speaks((0, -3))), 0.0)
+    reached = Reachable((1, -2), (Member(far, PeerStatus()),))
+    relay.step(MessageReceived(1, "near", "near", reached), 0.0)
+    for tenth in range(11):
+        relay.tick(tenth / 10)
+    effects = relay.tick(1.1)
+    told = [one.event for one in effects if isinstance(one, Told)]
+    assert NothingHeard(("far",), pytest.approx(1.1)) in told
+    assert Dial(far) in effects
+
+
+def test_the_only_rank_of_a_node_is_dialed_again_beside_none() -> None:
+    search = SpeakerSearch(Peer("me", 0, node="n0"))
+    for seat in (1, 2):
+        search.know(Peer(f"p{seat}", seat, node=f"n{seat}"), 0.0)
+    assert len(search.due((), 0.0)) == 2
+    assert len(search.due((), 1.0)) == 2

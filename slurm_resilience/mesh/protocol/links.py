@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import NamedTuple
 
 from slurm_resilience.mesh.model import Member, Peer
@@ -100,6 +100,11 @@ class Ways:
         """Those of them that are held open: no link leads along them now."""
         self.by_number: dict[int, str] = {}
         """The peer of each connection that the membership sees."""
+
+    def over(self, links: Collection[int]) -> list[Way]:
+        """Return the ways that lead over one of these links."""
+        ways = self.to.values()
+        return [way for way in ways if way.chosen is not None and way.chosen[0] in links]
 
 
 Route = tuple[int, tuple[str, ...]]

@@ -31,6 +31,7 @@ from slurm_resilience.mesh.events import (
     LocalStatus,
     LocalStop,
     MessageReceived,
+    NothingHeard,
     OutcomeFound,
     PeerAbsent,
     Reached,
@@ -81,8 +82,8 @@ class Membership:
                 self._hear(event, now)
             case SameReceived(speakers=speakers, message=message):
                 self._hear_same(speakers, message, now)
-            case BytesReceived(speaker=speaker, age=age):
-                self._mark_heard(speaker, now - age)
+            case BytesReceived() | NothingHeard():
+                self._note_sound(event, now)
             case ConnectionProven():
                 self._meet(event, now)
             case ConnectionClosed():
@@ -223,6 +224,12 @@ class Membership:
         side.effects.append(Reached(contact.connection))
 
     # -- messages ---------------------------------------------------------------------------------
+
+    def _note_sound(self, event: BytesReceived | NothingHeard, now: float) -> None:
+        if isinstance(event, NothingHeard):
+            self.side.excuse(event.speakers, event.seconds, now)
+        else:
+            self._mark_heard(event.speaker, now - event.age)
 
     def _mark_heard(self, peer_id: str, at: float) -> None:
         contact = self.side.contacts.get(peer_id)

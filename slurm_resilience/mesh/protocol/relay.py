@@ -37,6 +37,7 @@ from slurm_resilience.mesh.events import (
     Event,
     Finish,
     MessageReceived,
+    NothingHeard,
     PeerAbsent,
     SameReceived,
     Send,
@@ -126,10 +127,6 @@ class Relay:
         self._role = SpeakerRole(me, self._near, self._search, now)
         self._count = 0
         """Stamps and numbers that were given."""
-        self._asked = now
-        """When the next turn was asked for."""
-        self._late = 0.0
-        """So much later the last one came."""
         self._asked = now
         """When the next turn was asked for."""
         self._late = 0.0
@@ -301,7 +298,13 @@ class Relay:
     def _note_silence(self, now: float) -> None:
         """Leave the ways over a speaker that has fallen silent, if there are others."""
         for peer_id in self._near.change_silent(now):
-            for link in self._links.all_to(peer_id):
+            links = self._links.all_to(peer_id)
+            if peer_id in self._near.silent:
+                beyond = tuple(way.peer.id for way in self._ways.over(links))
+                if beyond:
+                    self._tell(NothingHeard(beyond, now - self._near.heard[peer_id]))
+                    self._search.hurry(now)
+            for link in links:
                 self._choose(self._offers.over(link), now)
 
     def _speak(self, now: float) -> None:

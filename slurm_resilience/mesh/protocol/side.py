@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence, Set
+from collections.abc import Iterable, Sequence, Set
 
 import msgspec
 
@@ -170,7 +170,8 @@ class Side:
         self.untold: list[int] = []
         """Connections that are new in this turn: its status goes to all of them at once."""
         self.held_up_at = float("-inf")
-        """When this process went on after it had been held up: what it had heard before is old."""
+        """When this process went on after it had been held up, or learned that it could not hear
+        others: what it had heard before is old."""
         self.outside_since = now
         """Since when the main thread is outside of its block."""
         self.effects: list[Effect] = []
@@ -380,6 +381,14 @@ class Side:
         self.held_up_at = now
         self.generation.shift(late)
         self.effects.append(HeldUp(late))
+
+    def excuse(self, peer_ids: Iterable[str], seconds: float, now: float) -> None:
+        """Count no time in which nothing of these peers could come through as their silence."""
+        for peer_id in peer_ids:
+            contact = self.contacts.get(peer_id)
+            if contact is not None:
+                contact.heard = min(now, contact.heard + seconds)
+        self.held_up_at = now
 
     def finish(self) -> None:
         self.standing.finished = True

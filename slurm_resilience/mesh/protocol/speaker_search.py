@@ -153,8 +153,8 @@ class SpeakerSearch:
                 # Of two that look for each other one dials first, so that there is one link mostly.
                 waits = self._me.seat > order[0].seat and not self._urgent
                 tries = self._tries.get(node, -1 if waits else 0)
-                # Not where the one before has ended.
-                beside = tries > 0 and self._due[node] > 0
+                # Not where the one before has ended, or it is the same one that is dialed again.
+                beside = tries > 0 and self._due[node] > 0 and len(order) > 1
                 if beside and now < self._beside_at:
                     self._due[node] = self._beside_at
                 else:

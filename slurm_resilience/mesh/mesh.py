@@ -658,7 +658,7 @@ class Mesh:
         now = SYSTEM_CLOCK.monotonic()
         speakers = self._entry.speaker.read() if relay.looks_beyond else None
         self._do_on_links(relay.look_again(speakers, now))
-        for peer in directory.peers(None if relay.looks_beyond else self.me.node):
+        for peer in directory.peers(relay.looks_at):
             if peer.node != self.me.node or not (relay.is_starting(now) or peer.id == self.me.id):
                 self._carry(Dial(peer))
 

@@ -3,7 +3,7 @@
 accepted socket: Challenge →          ← Hello          Welcome →          then anything
 """
 
-from __future__ import annotations
+# Annotations are no texts here: each process would compile them again to make its decoder, 2 ms.
 
 import hashlib
 import hmac

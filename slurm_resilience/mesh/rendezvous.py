@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Protocol
 
@@ -13,7 +13,7 @@ import msgspec
 from slurm_resilience.clock import SYSTEM_CLOCK, Clock
 from slurm_resilience.errors import UsageError
 from slurm_resilience.mesh.model import Peer
-from slurm_resilience.mesh.speaker_files import SpeakerFiles, file_name
+from slurm_resilience.mesh.speaker_files import SpeakerFiles, file_name, whole_name
 from slurm_resilience.wire.frames import UNREADABLE
 
 
@@ -197,21 +197,34 @@ class SharedDirectory:
     def _entry(self, peer: Peer, kind: str) -> Path:
         return self.path / "peers" / f"{peer.id}@{file_name(peer.node)}{kind}"
 
-    def peers(self, node: str | None = None) -> list[Peer]:
-        """All that are written down, of a node or (``None``) of all; some may be dead."""
+    def peers(self, looks_at: Callable[[str], bool] | None = None) -> list[Peer]:
+        """All that are written down; some may be dead.
+
+        Args:
+            looks_at: tells by a node's name if its ranks are wanted; None: all are.
+        """
         place = self.path / "peers"
         names: list[str] = []
-        end = ".json" if node is None else f"@{file_name(node)}.json"
         # Names alone: a `Path` of each takes ten times as long, and there are as many as ranks.
         with contextlib.suppress(OSError), os.scandir(place) as entries:
-            names = sorted(entry.name for entry in entries if entry.name.endswith(end))
+            names = sorted(entry.name for entry in entries if entry.name.endswith(".json"))
+        wanted: dict[str, bool] = {}
+        found = []
         for name in names:
+            of = name.removesuffix(".json").partition("@")[2]
+            if looks_at is not None:
+                if of not in wanted:
+                    node = whole_name(of)
+                    wanted[of] = node is None or looks_at(node)
+                if not wanted[of]:
+                    continue
             if name not in self._read:  # a peer never changes
                 with contextlib.suppress(OSError, *UNREADABLE):
                     entry = (place / name).read_bytes()
                     self._read[name] = msgspec.json.decode(entry, type=Peer)
-        found = [self._read[name] for name in names if name in self._read]
-        return [peer for peer in found if node is None or peer.node == node]
+            if name in self._read:
+                found.append(self._read[name])
+        return [peer for peer in found if looks_at is None or looks_at(peer.node)]
 
     def others(self) -> list[tuple[str, str, int]]:
         return [(peer.id, peer.host, peer.port) for peer in self.peers()]

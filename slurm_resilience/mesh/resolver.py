@@ -40,7 +40,9 @@ def address(host: str, port: int) -> tuple[int, _Address]:
     """
     with contextlib.suppress(OSError):
         numeric = socket.AI_NUMERICHOST
-        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=numeric)[0]
+        # As bytes: for letters Python imports its tables of international names first, 5 ms.
+        name = host.encode() if host.isascii() else host
+        found = socket.getaddrinfo(name, port, type=socket.SOCK_STREAM, flags=numeric)[0]
         return found[0], found[4]
     now = SYSTEM_CLOCK.monotonic()
     with _lock:

@@ -12,7 +12,7 @@ import logging
 import os
 from collections.abc import Iterator
 from pathlib import Path
-from urllib.parse import quote
+from urllib.parse import quote, unquote
 
 import msgspec
 
@@ -55,7 +55,8 @@ class SpeakerFiles:
         here = _read(self._file(me.node))
         if here is not None and here.id != me.id and me.incarnation == 0:
             return Speakers(here)  # it looks for the others
-        since = _changed_at(self._file(me.node)) if here is not None and here.id == me.id else None
+        is_own = here is not None and here.id == me.id
+        since = _appeared_at(self._file(me.node)) if is_own else None
         before: list[Peer] = []
         after: list[Peer] = []
         with os.scandir(self._place) as entries:
@@ -64,7 +65,7 @@ class SpeakerFiles:
             peer = _read(path)
             if peer is not None and peer.node != me.node:
                 # By the file system's clock, in whose steps several may come: those are dialed.
-                is_late = since is not None and _changed_at(path) > since
+                is_late = since is not None and _appeared_at(path) > since
                 (after if is_late else before).append(peer)
         return Speakers(here, tuple(before), tuple(after))
 
@@ -166,14 +167,21 @@ def file_name(node: str) -> str:
     return quote(node, safe="")[:NAME_LETTERS]
 
 
+def whole_name(part: str) -> str | None:
+    """Return the node that a part of a file's name names; None: it is too long for that."""
+    return unquote(part) if len(part) < NAME_LETTERS else None
+
+
 def _read(path: Path) -> Peer | None:
     with contextlib.suppress(OSError, *UNREADABLE):
         return msgspec.json.decode(path.read_bytes(), type=Peer)
     return None
 
 
-def _changed_at(path: Path) -> int:
+def _appeared_at(path: Path) -> int:
+    """Return when a file got its name: what is in it was written before, and another one may have
+    come, and looked in vain, in between."""
     try:
-        return path.stat().st_mtime_ns
+        return path.stat().st_ctime_ns
     except OSError:
         return 0

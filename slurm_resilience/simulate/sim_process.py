@@ -591,9 +591,8 @@ class SimProcess:
         if relay.looks_beyond:
             with contextlib.suppress(OSError):
                 speakers = self._speaker_files.read(self.peer)
-        else:
-            peers = [peer for peer in peers if peer.node == node]
         self._do_on_links(relay.look_again(speakers, now))
+        peers = [peer for peer in peers if relay.looks_at(peer.node)]
         return [peer for peer in peers if peer.node != node or not relay.is_starting(now)]
 
     def _carry_on_links(self, effect: Send | Close | Finish | Dial | DialKnown) -> None:

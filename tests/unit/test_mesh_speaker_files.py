@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import socket
+import time
 from pathlib import Path
 
 import msgspec
@@ -19,6 +20,8 @@ from tests.unit.mesh_peers import Crew, crew, until, world
 
 NODES, RANKS = 3, 3
 PATIENCE = 20.0
+CLOCK_STEP_SECONDS = 0.02
+"""A file system's clock goes on in this time."""
 
 
 def on_node(seat: int, node: str, incarnation: int = 0) -> Peer:
@@ -53,12 +56,33 @@ def test_the_first_rank_of_a_node_speaks(tmp_path: Path) -> None:
 def test_who_came_later_finds_the_one_before(tmp_path: Path) -> None:
     files = SpeakerFiles(tmp_path / "speakers")
     peers = [on_node(seat, f"n{seat}") for seat in range(3)]
-    for age, peer in enumerate(peers):
+    for peer in peers:
         files.claim(peer)
-        os.utime(tmp_path / "speakers" / f"n{peer.seat}.json", (age, age))
+        time.sleep(CLOCK_STEP_SECONDS)
     assert files.read(peers[1]) == Speakers(peers[1], (peers[0],), (peers[2],))
     newcomer = on_node(5, "n1", 1)
     assert files.read(newcomer) == Speakers(peers[1], (peers[0], peers[2]))
+
+
+def test_of_two_at_the_same_time_one_finds_the_other(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What the first one had written had no name yet when the second one looked: the first one
+    leaves it to nobody else to dial."""
+    files, link = SpeakerFiles(tmp_path / "speakers"), os.link
+    first, second = on_node(0, "a"), on_node(1, "b")
+
+    def second_comes(*paths: Path) -> None:
+        monkeypatch.setattr(os, "link", link)
+        time.sleep(CLOCK_STEP_SECONDS)
+        files.claim(second)
+        assert files.read(second) == Speakers(second)
+        time.sleep(CLOCK_STEP_SECONDS)
+        link(*paths)
+
+    monkeypatch.setattr(os, "link", second_comes)
+    files.claim(first)
+    assert files.read(first) == Speakers(first, (second,))
 
 
 def test_a_speaker_that_ends_takes_its_own_word_back_alone(tmp_path: Path) -> None:

@@ -147,7 +147,7 @@ class Relay:
         assert here is not None
         if not self._role.begin(here, now):
             # It tells of the ranks that it knows, which are dialed then: so no two dial each other.
-            self._search.written.add(here.id)
+            self._search.written[here.id] = here.node
             self._dial(here, now)
         self._find(speakers, now)
         return self._drain()
@@ -175,8 +175,14 @@ class Relay:
 
     @property
     def looks_beyond(self) -> bool:
-        """Tell whether this process has to know the ranks of other nodes that are written down."""
+        """Tell whether this process has to know who is written down of other nodes."""
         return self._role.looks_beyond
+
+    def looks_at(self, node: str) -> bool:
+        """Tell whether this process has to know the ranks of a node that are written down."""
+        if node == self._me.node:
+            return True
+        return self._role.looks_beyond and not self._search.relies_on_speaker_of(node)
 
     def is_starting(self, now: float) -> bool:
         """Tell whether the ranks of this node are left to dial each other as they find its speaker:
@@ -201,7 +207,7 @@ class Relay:
                 self._search.absent(peer_id)
                 if peer_id in self._search.written:
                     # There may be other ranks of its node.
-                    self._search.written.discard(peer_id)
+                    self._search.written.pop(peer_id)
                     self._effects.append(DialKnown())
                 if peer_id not in self._ways.to:
                     self._send_far(Unreachable((peer_id,), "closed"))

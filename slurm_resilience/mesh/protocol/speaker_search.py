@@ -43,8 +43,8 @@ class SpeakerSearch:
         """When one may be dialed beside another one that does not answer."""
         self.next_at = math.inf
         """When the next one is due."""
-        self.written: set[str] = set()
-        """Ids of the speakers that were found written down."""
+        self.written: dict[str, str] = {}
+        """The nodes of the speakers that were found written down, by their id."""
 
     def know(self, peer: Peer, at: float) -> None:
         """Note a rank of another node, and when one of it may be dialed, if none was known."""
@@ -65,13 +65,17 @@ class SpeakerSearch:
             finds_me: it came later than this process, finds it there, and dials it.
         """
         self.note_speaker(peer.node, (1, -peer.seat))
-        self.written.add(peer.id)
+        self.written[peer.id] = peer.node
         if peer.node in self._tries:
             return
         self._tries[peer.node] = -1 if finds_me else 0
         # Another rank that takes a silent one's place dials this process.
         self._patience[peer.node] = max(START_SECONDS, patience)
         self.know(peer, now)
+
+    def relies_on_speaker_of(self, node: str) -> bool:
+        """Tell whether the written speaker of a node is enough: it was not dialed in vain."""
+        return node in self.written.values() and self._tries.get(node, 0) <= 1
 
     def note_speaker(self, node: str, key: tuple[int, int]) -> None:
         """Note the speaker of a node: it is tried first."""

@@ -326,3 +326,14 @@ def test_the_only_rank_of_a_node_is_dialed_again_beside_none() -> None:
         search.know(Peer(f"p{seat}", seat, node=f"n{seat}"), 0.0)
     assert len(search.due((), 0.0)) == 2
     assert len(search.due((), 1.0)) == 2
+
+
+def test_a_silent_speaker_is_spoken_for_while_others_may_still_come() -> None:
+    me, speaker, dead = (Peer(f"p{seat}", seat, node="n0") for seat in (1, 0, 2))
+    relay = Relay(me, 0.0, lambda: 1.0, lambda _: PeerStatus())
+    relay.carry(Dial(dead), 0.0)
+    relay.step(ConnectionProven(1, speaker), 0.0)
+    relay.step(MessageReceived(1, speaker.id, speaker.id, Speaks((1, 0))), 0.0)
+    for tenth in range(1, 13):
+        relay.tick(tenth / 10)
+    assert relay.speaks

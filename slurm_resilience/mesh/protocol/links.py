@@ -225,6 +225,11 @@ class Near:
         """Return a term that makes a higher key than any speaker of this node has had."""
         return max(self._term, self.best_key[0]) + 1
 
+    @property
+    def was_spoken_for(self) -> bool:
+        """Tell whether a rank of this node has spoken for it: no other one is waited for then."""
+        return self.next_term > 1
+
     def is_silent(self, peer_id: str, now: float) -> bool:
         """Tell whether nothing was heard of a rank for too long."""
         return now - self.heard.get(peer_id, now) > self.patience()

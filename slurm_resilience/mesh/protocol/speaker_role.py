@@ -116,7 +116,8 @@ class SpeakerRole:
             return False
         if self._part is Part.WRITTEN:
             return True
-        if now < self._start_until and self._search.expects_near:
+        waits = now < self._start_until and self._search.expects_near
+        if waits and not self._near.was_spoken_for:
             return False
         seats = [(p.seat, p.id) for p in near if self._near.may_speak(p.id, now)]
         return (self._me.seat, self._me.id) < min(seats, default=(self._me.seat + 1, ""))

@@ -187,3 +187,18 @@ def test_one_that_finds_this_process_dials_first() -> None:
     assert search.due((), 0.0) == []
     assert search.due((), 1.0) == []
     assert search.due((), PATIENCE) == [other]
+
+
+def test_ranks_of_a_node_are_looked_for_where_its_written_speaker_is_of_no_use() -> None:
+    search = SpeakerSearch(on_node(0, "a"))
+    ended, hung = on_node(1, "b"), on_node(2, "c")
+    for peer in (ended, hung):
+        search.find(peer, 0.0, PATIENCE, finds_me=False)
+        assert search.relies_on_speaker_of(peer.node)
+    assert set(search.due((), 0.0)) == {ended, hung}
+    search.dead(ended.id)
+    search.find(ended, 1.0, PATIENCE, finds_me=False)  # its file is still there
+    assert not search.relies_on_speaker_of(ended.node)
+    assert search.relies_on_speaker_of(hung.node), "it may take its time"
+    assert search.due((), PATIENCE) == [hung]
+    assert not search.relies_on_speaker_of(hung.node)

@@ -204,10 +204,8 @@ class Relay:
                 if not self._links.is_far(number):
                     self._tell(event)
             case PeerAbsent(peer_id=peer_id):
-                self._search.absent(peer_id)
                 if peer_id in self._search.written:
                     # There may be other ranks of its node.
-                    self._search.written.pop(peer_id)
                     self._effects.append(DialKnown())
                 if peer_id not in self._ways.to:
                     self._send_far(Unreachable((peer_id,), "closed"))

@@ -64,6 +64,8 @@ class SpeakerSearch:
             patience: seconds after which, if it is silent, another rank of its node speaks.
             finds_me: it came later than this process, finds it there, and dials it.
         """
+        if peer.id in self._dead:
+            return  # it could not take its word back
         self.note_speaker(peer.node, (1, -peer.seat))
         self.written[peer.id] = peer.node
         if peer.node in self._tries:
@@ -96,13 +98,10 @@ class SpeakerSearch:
         """Tell whether a rank of this node that is expected has not come yet."""
         return bool(self._near)
 
-    def absent(self, peer_id: str) -> None:
-        """Note that no process listens where a rank did."""
-        self.dead(peer_id)
-
     def dead(self, peer_id: str) -> None:
         """Note a death: processes do not come back."""
         self._dead.add(peer_id)
+        self.written.pop(peer_id, None)
         self._near.discard(peer_id)
         for node, ranks in list(self._nodes.items()):
             if ranks.pop(peer_id, None) is not None:

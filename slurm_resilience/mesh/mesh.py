@@ -568,7 +568,7 @@ class Mesh:
                 case Send() | Close() | Finish() | Dial() | DialKnown():
                     self._carry(effect)
                 case News(knock=knock):
-                    if knock:
+                    if knock and not self.knock.is_set():
                         self.knock.set()
                     self._news.note()
                 case BeatDue():

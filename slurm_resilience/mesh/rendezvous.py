@@ -211,12 +211,12 @@ class SharedDirectory:
         wanted: dict[str, bool] = {}
         found = []
         for name in names:
-            of = name.removesuffix(".json").partition("@")[2]
             if looks_at is not None:
-                if of not in wanted:
-                    node = whole_name(of)
-                    wanted[of] = node is None or looks_at(node)
-                if not wanted[of]:
+                end = name.partition("@")[2]
+                if end not in wanted:
+                    node = whole_name(end.removesuffix(".json"))
+                    wanted[end] = node is None or looks_at(node)
+                if not wanted[end]:
                     continue
             if name not in self._read:  # a peer never changes
                 with contextlib.suppress(OSError, *UNREADABLE):

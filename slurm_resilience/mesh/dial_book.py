@@ -9,6 +9,11 @@ REDIAL_SECONDS = 0.2
 before they had proven themselves)."""
 LOOKED_UP_SECONDS = 0.05
 """The same while a host's name is being looked up."""
+RESET_SECONDS = 0.05
+"""The same after a connection was reset before a named peer had proven itself: a process that is
+being ended may take more connections before its machine refuses them. Twice as long each time."""
+LONGEST_RESET_SECONDS = 1.0
+"""That, at most."""
 REFUSED_SECONDS = 10.0
 """The same after the other side did not know the secret."""
 TRIES = 10
@@ -41,7 +46,9 @@ class DialBook:
         if not address.peer_id:
             self._due[address] = now + REDIAL_SECONDS
 
-    def unproven(self, address: DialAddress, asked: bool, now: float) -> None:
+    def unproven(
+        self, address: DialAddress, asked: bool, now: float, *, was_reset: bool = False
+    ) -> None:
         """Note that a connection to it ended before the other side had proven itself.
 
         Args:
@@ -49,12 +56,16 @@ class DialBook:
             asked: something of ours listens there: it asked for a proof. At the address of a named
                 peer that did not, another program may be by now.
             now: the time.
+            was_reset: whoever listened there has just ended, maybe: the next try tells.
         """
+        pause = REDIAL_SECONDS
         if address.peer_id:
             tries = self._tries[address.peer_id] = self._tries.get(address.peer_id, 0) + 1
-            if not asked or tries > TRIES:
+            if not (asked or was_reset) or tries > TRIES:
                 return
-        self._due[address] = now + REDIAL_SECONDS
+            if was_reset:
+                pause = min(RESET_SECONDS * 2 ** (tries - 1), LONGEST_RESET_SECONDS)
+        self._due[address] = now + pause
 
     def refused(self, host: str, port: int, now: float) -> None:
         """Note that it does not know the secret: it is not tried often."""

@@ -415,7 +415,7 @@ class Transport:
             if connection.address and not connection.proven:
                 code = connection.sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
                 if code:
-                    self._drop(connection)
+                    self._drop(connection, was_reset=code == errno.ECONNRESET)
                     self._note_refusal(connection.address, code)
                     return
             if connection.wants_to_write:
@@ -478,12 +478,12 @@ class Transport:
     def _end(self, connection: PeerConnection, error: WireError) -> None:
         if connection.number not in self.connections:
             return
-        self._drop(connection)
+        cause = error.cause if isinstance(error, ContactLost) else "closed"
+        self._drop(connection, was_reset=cause == "reset")
         if connection.proven:
-            cause = error.cause if isinstance(error, ContactLost) else "closed"
             self._owner.on_closed(connection, str(error), cause)
 
-    def _drop(self, connection: PeerConnection) -> None:
+    def _drop(self, connection: PeerConnection, *, was_reset: bool = False) -> None:
         if self.connections.pop(connection.number, None) is None:
             return
         if connection.address and not connection.proven:
@@ -491,7 +491,8 @@ class Transport:
         connection.close(self._selector)
         self._names[connection.name] -= 1
         if connection.address and not connection.proven and not self._closing:
-            self._dials.unproven(connection.address, connection.reached, SYSTEM_CLOCK.monotonic())
+            now = SYSTEM_CLOCK.monotonic()
+            self._dials.unproven(connection.address, connection.reached, now, was_reset=was_reset)
 
 
 os.register_at_fork(after_in_child=Transport.forked)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import secrets
+import select
 import socket
 import struct
 import threading
@@ -434,3 +435,17 @@ def test_a_world_of_one_writes_nothing_down() -> None:
 def test_a_requeued_job_meets_at_another_place() -> None:
     job = {"SLURM_JOB_ID": "7", "SLURM_NTASKS": "2", "SLURM_PROCID": "0"}
     assert read_environment(job).meet != read_environment(job | {"SLURM_RESTART_COUNT": "1"}).meet
+
+
+def test_a_process_that_ends_while_it_is_dialed_is_known_to_be_gone(
+    pair: Crew, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The machine of a process that is being ended takes a connection still, and resets it."""
+    mesh, absent = pair.all[0], list[str]()
+    monkeypatch.setattr(mesh, "on_absent", absent.append)
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        with mesh._lock:
+            mesh._transport.dial(DialAddress("ending", *listener.getsockname()))
+        mesh._transport.ring()
+        assert select.select([listener], [], [], LIMIT)[0]
+    until(lambda: absent == ["ending"], "no process listens there any more")

@@ -19,7 +19,14 @@ from slurm_resilience.mesh.events import (
     Send,
 )
 from slurm_resilience.mesh.mesh import Mesh
-from slurm_resilience.mesh.messages import KeyChange, Message, Reachable, Speaks
+from slurm_resilience.mesh.messages import (
+    KeyChange,
+    Message,
+    Reachable,
+    Speaks,
+    Superseded,
+    Unreachable,
+)
 from slurm_resilience.mesh.model import GenerationEnd, Member, Peer, PeerStatus
 from slurm_resilience.mesh.protocol.bundling import GATHER_SECONDS
 from slurm_resilience.mesh.protocol.links import NO_KEY, RETIRED, Offer, Offers
@@ -337,3 +344,17 @@ def test_a_silent_speaker_is_spoken_for_while_others_may_still_come() -> None:
     for tenth in range(1, 13):
         relay.tick(tenth / 10)
     assert relay.speaks
+
+
+def test_a_connection_that_is_ended_on_purpose_is_no_death_elsewhere() -> None:
+    """A speaker may have lost the connection that counts, and know the other end of this one as
+    closed."""
+    me, near, far = Peer("me", 0, node="n0"), Peer("near", 1, node="n0"), Peer("far", 2, node="n1")
+    relay = Relay(me, 0.0, lambda: 1.0, lambda _: PeerStatus())
+    for number, peer in enumerate((near, far)):
+        relay.step(ConnectionProven(number, peer), 0.0)
+    relay.flush(0.1)
+    relay.step(MessageReceived(0, "near", "near", Superseded()), 0.1)
+    relay.step(ConnectionClosed(0), 0.1)
+    sent = [one.message for one in relay.flush(0.2) if isinstance(one, Send)]
+    assert sent == [Unreachable(("near",), "reset")]

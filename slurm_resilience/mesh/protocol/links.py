@@ -135,6 +135,8 @@ class Links:
     def __init__(self, node: str) -> None:
         self._node = node
         self.peers: dict[int, Peer] = {}
+        self.superseded: set[int] = set()
+        """Those that their other side ends on purpose."""
         self._numbers: dict[str, list[int]] = {}
         self._near: dict[str, int] | None = None
         self._far: tuple[int, ...] | None = None
@@ -149,6 +151,7 @@ class Links:
     def drop(self, number: int) -> tuple[Peer | None, bool]:
         """Forget one; return its peer, and whether it was the last to it."""
         peer = self.peers.pop(number, None)
+        self.superseded.discard(number)
         if peer is None:
             return None, False
         self._near = self._far = None

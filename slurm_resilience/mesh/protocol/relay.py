@@ -56,6 +56,7 @@ from slurm_resilience.mesh.messages import (
     Roster,
     Speaks,
     StatusUpdate,
+    Superseded,
     Unreachable,
 )
 from slurm_resilience.mesh.model import CloseCause, Member, Peer, PeerStatus, Speakers
@@ -365,10 +366,12 @@ class Relay:
             self._outboxes.add((number,), Reachable(key, members))
 
     def _part(self, event: ConnectionClosed, now: float) -> None:
-        far = self._links.is_far(event.connection)
-        if not far:
+        number, cause = event.connection, event.cause
+        if not self._links.is_far(number):
             self._tell(event)
-        self._drop_link(event.connection, event.cause, now)
+        if cause == "closed" and number in self._links.superseded:
+            cause = "reset"  # that says nothing of its life
+        self._drop_link(number, cause, now)
 
     def _drop_link(self, number: int, cause: CloseCause, now: float) -> None:
         far = self._links.is_far(number)
@@ -462,6 +465,8 @@ class Relay:
                 for peer in peers:
                     self._dial(peer, now)
             case _ if not self._links.is_far(number):
+                if isinstance(event.message, Superseded):
+                    self._links.superseded.add(number)
                 self._tell(event)
 
     def _offer(self, number: int, key: Key, members: Iterable[Member], now: float) -> None:

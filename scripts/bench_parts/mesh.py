@@ -53,7 +53,8 @@ CORE_MEMBERS = 16_384
 DEADLINE_SECONDS = 240.0
 STEADY_SECONDS = 4.0
 SILENCE_SECONDS = 120.0
-"""So many ranks on a few cores keep each other waiting; none shall be taken for hung."""
+"""So many ranks on a few cores keep each other waiting; none shall be taken for hung, or for one
+that does not leave its block."""
 
 
 # -- a rank ------------------------------------------------------------------------------------
@@ -77,7 +78,11 @@ class Rank:
             SharedDirectory(place),
             peer,
             WorldRules(ranks, 1),
-            timing=Timing(silence_seconds=SILENCE_SECONDS, reach_seconds=SILENCE_SECONDS),
+            timing=Timing(
+                silence_seconds=SILENCE_SECONDS,
+                reach_seconds=SILENCE_SECONDS,
+                abort_seconds=SILENCE_SECONDS,
+            ),
             handshake_seconds=DEADLINE_SECONDS,
             on_end=self._end,
             speakers=speakers,

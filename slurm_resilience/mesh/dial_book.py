@@ -13,7 +13,7 @@ RESET_SECONDS = 0.05
 """The same after a connection was reset before a named peer had proven itself: a process that is
 being ended may take more connections before its machine refuses them. Twice as long each time."""
 LONGEST_RESET_SECONDS = 1.0
-"""That, at most."""
+"""The longest of these pauses."""
 REFUSED_SECONDS = 10.0
 """The same after the other side did not know the secret."""
 TRIES = 10
@@ -56,7 +56,7 @@ class DialBook:
             asked: something of ours listens there: it asked for a proof. At the address of a named
                 peer that did not, another program may be by now.
             now: the time.
-            was_reset: whoever listened there has just ended, maybe: the next try tells.
+            was_reset: the process there may be ending: the next try tells.
         """
         pause = REDIAL_SECONDS
         if address.peer_id:

@@ -67,8 +67,8 @@ def test_who_came_later_finds_the_one_before(tmp_path: Path) -> None:
 def test_of_two_at_the_same_time_one_finds_the_other(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What the first one had written had no name yet when the second one looked: the first one
-    leaves it to nobody else to dial."""
+    """The file of the first one has no name yet when the second one looks: so it is the first one
+    that dials."""
     files, link = SpeakerFiles(tmp_path / "speakers"), os.link
     first, second = on_node(0, "a"), on_node(1, "b")
 

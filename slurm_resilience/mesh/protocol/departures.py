@@ -28,6 +28,7 @@ class Departures:
         side = self._side
         if not side.generation.finish(end, now):
             return
+        side.losses.worlds += 1
         if end.kind == "lost" and end.culprit in side.contacts:
             side.losses.strike(end.culprit, now, side.timing.reach_seconds)
         side.effects.append(EndGeneration(end))

@@ -5,7 +5,9 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Sequence, Set
+from typing import NamedTuple
 
 import msgspec
 
@@ -33,7 +35,7 @@ HEARD_SHARE = 0.5
 of its part dispensable: those that stand still together do so within a beat of each other, and a
 beat is a third of it at most."""
 STRIKES = 2
-"""Generations that failed because of one peer, before the others go on without it."""
+"""Worlds in a row that failed because of one peer, before the others go on without it."""
 ROUNDING_SECONDS = 0.001
 
 
@@ -74,6 +76,16 @@ class Timers:
         self.look_again = at if self.look_again is None else min(at, self.look_again)
 
 
+class Strikes(NamedTuple):
+    """Worlds in a row that ended because other members could not reach a peer."""
+
+    count: int
+    at: float
+    """The time of the last one that counts."""
+    world: int
+    """Number of the last one."""
+
+
 class Losses:
     """Peers and nodes that are gone."""
 
@@ -91,21 +103,28 @@ class Losses:
         """Id → reason: peers that were told to leave, and must not go on."""
         self.told: dict[int, Peer] = {}
         """Connections to those of them whose death is awaited."""
-        self._strikes: dict[str, list[float]] = {}
-        """When generations failed because other members could not reach a peer."""
+        self.worlds = 0
+        """Those that have ended."""
+        self._strikes: dict[str, Strikes] = {}
         self.gone_done: dict[str, int] = {}
         """Id → generation: peers that were done with it when their connection ended."""
 
     def strike(self, peer_id: str, now: float, apart: float) -> None:
-        """Others could not reach a peer. Two such ends in a row of less than ``apart`` seconds have
-        one cause: a connection that was reset is made anew in the meantime."""
-        times = self._strikes.setdefault(peer_id, [])
-        if not times or now - times[-1] >= apart:
-            times.append(now)
+        """Note that the last world has ended because other members could not reach a peer. Two such
+        ends of less than ``apart`` seconds have one cause: a connection that was reset is made anew
+        in the meantime. And one of long ago tells nothing, where worlds have worked since."""
+        before = self._strikes.get(peer_id)
+        if before is None or self.worlds - before.world > 1:
+            before = Strikes(0, -math.inf, 0)
+        is_new = now - before.at >= apart
+        self._strikes[peer_id] = Strikes(
+            before.count + is_new, now if is_new else before.at, self.worlds
+        )
 
     def take_unreachable(self) -> str | None:
-        """Return a peer that others could not reach again and again, and forget its strikes."""
-        found = next((p for p, times in self._strikes.items() if len(times) >= STRIKES), None)
+        """Return a peer that others could not reach in several worlds in a row, and forget its
+        strikes."""
+        found = next((p for p, one in self._strikes.items() if one.count >= STRIKES), None)
         if found is not None:
             del self._strikes[found]
         return found

@@ -79,11 +79,11 @@ class Timers:
 class Strikes(NamedTuple):
     """Worlds in a row that ended because other members could not reach a peer."""
 
-    count: int
+    number: int
     at: float
     """The time of the last one that counts."""
     world: int
-    """Number of the last one."""
+    """The last one, as `Losses.worlds` counts them."""
 
 
 class Losses:
@@ -118,13 +118,13 @@ class Losses:
             before = Strikes(0, -math.inf, 0)
         is_new = now - before.at >= apart
         self._strikes[peer_id] = Strikes(
-            before.count + is_new, now if is_new else before.at, self.worlds
+            before.number + is_new, now if is_new else before.at, self.worlds
         )
 
     def take_unreachable(self) -> str | None:
         """Return a peer that others could not reach in several worlds in a row, and forget its
         strikes."""
-        found = next((p for p, one in self._strikes.items() if one.count >= STRIKES), None)
+        found = next((p for p, one in self._strikes.items() if one.number >= STRIKES), None)
         if found is not None:
             del self._strikes[found]
         return found

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 CHAOS = Path(__file__).parents[1] / "support" / "mesh_chaos.py"
-ROUNDS = int(os.environ.get("SRES_TEST_ROUNDS", "8"))
+ROUNDS = int(os.environ.get("SRES_TEST_ROUNDS", "5"))
 SEED = os.environ.get("SRES_TEST_SEED", "0")
 
 

@@ -35,7 +35,10 @@ HEARD_SHARE = 0.5
 of its part dispensable: those that stand still together do so within a beat of each other, and a
 beat is a third of it at most."""
 STRIKES = 2
-"""Worlds in a row that failed because of one peer, before the others go on without it."""
+"""Worlds that failed because of one peer, before the others go on without it."""
+STRIKE_WORLDS = 3
+"""So far apart they are at most: of two that cannot reach each other, either may be the one that is
+named, and other faults may end worlds in between."""
 ROUNDING_SECONDS = 0.001
 
 
@@ -77,7 +80,7 @@ class Timers:
 
 
 class Strikes(NamedTuple):
-    """Worlds in a row that ended because other members could not reach a peer."""
+    """Worlds that ended, one soon after the other, because other members could not reach a peer."""
 
     number: int
     at: float
@@ -114,7 +117,7 @@ class Losses:
         ends of less than ``apart`` seconds have one cause: a connection that was reset is made anew
         in the meantime. And one of long ago tells nothing, where worlds have worked since."""
         before = self._strikes.get(peer_id)
-        if before is None or self.worlds - before.world > 1:
+        if before is None or self.worlds - before.world > STRIKE_WORLDS:
             before = Strikes(0, -math.inf, 0)
         is_new = now - before.at >= apart
         self._strikes[peer_id] = Strikes(
@@ -122,8 +125,7 @@ class Losses:
         )
 
     def take_unreachable(self) -> str | None:
-        """Return a peer that others could not reach in several worlds in a row, and forget its
-        strikes."""
+        """Return a peer that others could not reach again and again, and forget its strikes."""
         found = next((p for p, one in self._strikes.items() if one.number >= STRIKES), None)
         if found is not None:
             del self._strikes[found]

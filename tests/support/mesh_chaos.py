@@ -194,8 +194,9 @@ class Chaos:
             self.kinds[name](self._random.randrange(SEATS))
             names.append(name)
             time.sleep(self._random.choice((0.0, 0.0, 0.02, 0.3)))
-        # What was killed may not be noticed yet.
-        time.sleep(0.1)
+        for pid in self._killed & set(self._pids.values()):
+            os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
+        time.sleep(0.1)  # the others may not have noticed a reset yet: no state tells that
         return names
 
     # -- faults -----------------------------------------------------------------------------------

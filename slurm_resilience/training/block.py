@@ -67,7 +67,8 @@ def resilient(block: Callable[..., Any] | None = None, **options: Any) -> Any:
             76). Default: for ever.
         max_faults: times that the same rank may fail, or hang, in the same step before it is the
             program's own fault, and the training ends.
-        backend: torch's name; default: gloo, and NCCL where a GPU is.
+        backend: torch's name; default: gloo, and NCCL where a GPU is. ``gloo`` where ranks share
+            a GPU, or leave it unused.
         collective_timeout: seconds of torch's own limit; faults are found long before.
         abort_timeout: seconds in which a rank must be out of its block when its world has ended;
             later its process is replaced.

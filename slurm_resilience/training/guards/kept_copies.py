@@ -81,6 +81,8 @@ class KeptCopies:
 
     def written(self) -> tuple[str, ...]:
         """Return the kinds of those that were written to since; each is told once."""
+        if not self._found:
+            return ()
         used: list[_Copy] = []
         rest: list[_Copy] = []
         for copy in self._found:

@@ -59,6 +59,8 @@ class UntrackedParts:
 
     def used(self) -> tuple[str, ...]:
         """Return the kinds of those that were used since they were found; each is told once."""
+        if not self._found:
+            return ()
         used = [part for part in self._found if _uses(part.thing) != part.uses]
         self._found = [part for part in self._found if part not in used]
         return tuple(dict.fromkeys(type(part.thing).__name__ for part in used))

@@ -19,6 +19,7 @@ from slurm_resilience.resume.srun.step_size import (
     QOS,
     SIZES,
     STEP_NODES,
+    check_number,
     number_of_nodes,
 )
 
@@ -134,8 +135,10 @@ def _sizes(command: SrunCommand, core: int) -> tuple[int, ...]:
     if not command.has(SIZES):
         return ()
     words = text.split(",")
-    if not all(word.isascii() and word.isdecimal() and int(word) for word in words):
+    if not all(word.isascii() and word.isdecimal() and word.strip("0") for word in words):
         raise UsageError(f"--{SIZES}={text}: write numbers of nodes, such as 2,4,8")
+    for word in words:
+        check_number(SIZES, word)
     sizes = sorted({int(word) for word in words})
     if core not in sizes:
         raise UsageError(

@@ -32,6 +32,9 @@ OWN_OPTIONS = (
     PROGRESS,
 )
 """Options that are for the supervisor alone: srun does not get them."""
+MOST_NODES = 65_533
+"""No Slurm cluster has more (MaxNodeCount)."""
+MOST_DIGITS = 20
 
 
 def leave_spares(
@@ -158,7 +161,23 @@ def number_of_nodes(command: SrunCommand, name: str) -> int:
     text = command.value(name) or ""
     if not (text.isascii() and text.isdigit()):
         raise UsageError(f"--{name}={text}: write a number of nodes, 0 for none")
+    check_number(name, text)
     return int(text)
+
+
+def check_number(name: str, text: str) -> None:
+    """Check that a Slurm cluster can have so many nodes.
+
+    Args:
+        name: the option that gives them.
+        text: digits. They are counted first: Python makes no number of more than 4300.
+
+    Raises:
+        UsageError: it cannot.
+    """
+    if len(text) > MOST_DIGITS or int(text) > MOST_NODES:
+        shown = text if len(text) <= MOST_DIGITS else f"{text[:MOST_DIGITS]}…"
+        raise UsageError(f"--{name}: {shown} nodes: a Slurm cluster has {MOST_NODES} at most")
 
 
 def _cut_to_step(environment: Mapping[str, str], size: int, there: int) -> dict[str, str]:

@@ -1,7 +1,7 @@
 """A companion: a second, small allocation beside a job that Slurm cannot grow. Pure.
 
 Its name says whose it is, and of which run and supervisor of that job:
-`sres-companion-of-12.0-4711`.
+`sres-companion-of-12.0-4711`; with `-lent` behind it where an elastic step grows by it.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ import msgspec
 from slurm_resilience.model import Job
 
 _NAME = r"sres-companion-of-(?P<job>\d{1,10})\.(?P<restarts>\d{1,10})-(?P<supervisor>\d{1,10})"
+_LENT = "-lent"
 _GRES_KIND = r"^gres[:/]"
 _HOLDING = ("RUNNING", "SUSPENDED", "COMPLETING")
 """States of a job that has its nodes."""
@@ -70,6 +71,8 @@ class CompanionRequest(msgspec.Struct, frozen=True):
     """Process number of the supervisor that asks."""
     memory: tuple[str, ...] = ()
     """sbatch's words for the memory on each node; none: what the partition gives."""
+    lent: bool = False
+    """An elastic step grows by it: it is not in place of nodes that the job has lost."""
 
 
 class FoundCompanion(NamedTuple):
@@ -81,26 +84,34 @@ class FoundCompanion(NamedTuple):
     restarts: int
     """Requeues of the main job when it was asked for."""
     supervisor: int
+    lent: bool = False
+    """An elastic step grows by it."""
 
 
-def companion_name(job: int, restarts: int, supervisor: int) -> str:
+def companion_name(job: int, restarts: int, supervisor: int, *, lent: bool = False) -> str:
     """Return the name of a job's companions.
 
     Args:
         job: the main job.
         restarts: its requeues so far.
         supervisor: process number of the supervisor that asks.
+        lent: an elastic step grows by it.
     """
-    return f"sres-companion-of-{job}.{restarts}-{supervisor}"
+    return f"sres-companion-of-{job}.{restarts}-{supervisor}{_LENT if lent else ''}"
 
 
 def companion_of(number: int, name: str) -> FoundCompanion | None:
     """Return what a job's name tells; None: it is no companion's."""
-    match = re.fullmatch(_NAME, name.strip())
+    own = name.strip()
+    match = re.fullmatch(_NAME, own.removesuffix(_LENT))
     if match is None:
         return None
     return FoundCompanion(
-        number, int(match["job"]), int(match["restarts"]), int(match["supervisor"])
+        number,
+        int(match["job"]),
+        int(match["restarts"]),
+        int(match["supervisor"]),
+        own.endswith(_LENT),
     )
 
 
@@ -145,7 +156,7 @@ def memory_words(environment: Mapping[str, str]) -> tuple[str, ...]:
 def companion_words(request: CompanionRequest) -> list[str]:
     """Return sbatch's options for a companion, but for those that Slurm alone knows."""
     job = request.job
-    name = companion_name(job.id, job.restarts, request.supervisor)
+    name = companion_name(job.id, job.restarts, request.supervisor, lent=request.lent)
     # Without --no-kill: where one of several nodes dies, the others are given back, and asked for
     # again with its replacement. Else the companion would go on without its script, which ends it.
     words = ["--parsable", f"--nodes={request.nodes}", "--exclusive", "--no-requeue"]

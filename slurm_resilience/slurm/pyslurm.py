@@ -227,6 +227,7 @@ def _job(job: Any) -> Job:
         qos=job.qos or "",
         reservation=job.reservation or "",
         companion_of=(companion.job, companion.restarts) if companion is not None else None,
+        is_lent=companion is not None and companion.lent,
     )
 
 

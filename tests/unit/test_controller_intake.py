@@ -153,6 +153,17 @@ def test_a_second_loss_is_still_known_after_the_first_was_filled() -> None:
     assert lifted(cluster(half, said, known=known, changed=dead)) == [RaisePriority(7, 1)]
 
 
+def test_a_request_by_which_an_elastic_step_grows_does_not_stand_in_for_a_loss() -> None:
+    """It would go before the jobs of others, and the nodes that were lost would wait."""
+    short = job(nodes=FOUR[:3])
+    shown = take_in(cluster(short, known=begun(), changed=(DEAD,)))[0]
+    beside = {8: False, 9: True}
+    for number, lent in beside.items():
+        other = Job(number, short.uid, "PENDING", num_nodes=1, companion_of=(7, 0), is_lent=lent)
+        shown = msgspec.structs.replace(shown, jobs={**shown.jobs, number: other})
+    assert list(priorities(shown)) == [RaisePriority(7, 1, (8,))]
+
+
 def test_another_run_of_the_job_begins_anew() -> None:
     known = entry(cluster(job(nodes=FOUR[:3]), known=begun(), changed=(DEAD,)))
     run_again = job(nodes=FOUR[:3], restarts=1)

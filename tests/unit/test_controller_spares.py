@@ -673,11 +673,17 @@ def test_a_node_that_is_not_repaired_is_not_waited_for(
 
 
 @pytest.mark.parametrize(
-    ("age", "companion", "ends"),
-    [(5.0, None, False), (31.0, None, True), (5.0, 1000, True), (5.0, 2000, False)],
+    ("age", "companion", "lent", "ends"),
+    [
+        (5.0, None, False, False),
+        (31.0, None, False, True),
+        (5.0, 1000, False, True),
+        (5.0, 1000, True, False),
+        (5.0, 2000, False, False),
+    ],
 )
 def test_a_job_that_outlives_its_node_keeps_none_from_others(
-    age: float, companion: int | None, ends: bool
+    age: float, companion: int | None, lent: bool, ends: bool
 ) -> None:
     """Slurm does not tell which jobs do. A second allocation of its own user says that it does."""
     gift = msgspec.structs.replace(GIFT, nodes=("n1", "n5"), spares=(), is_requeue=True)
@@ -686,7 +692,8 @@ def test_a_job_that_outlives_its_node_keeps_none_from_others(
     own = job(7, ("n1",), partition="main", batch_host="n1")
     jobs = [own, job(8, ("n2",), uid=2000, partition="main")]
     if companion is not None:
-        jobs.append(job(9, (), uid=companion, state="PENDING", companion_of=(7, 0)))
+        named = {"companion_of": (7, 0), "is_lent": lent}
+        jobs.append(job(9, (), uid=companion, state="PENDING", **named))
     shown = crowded(own=own, jobs=tuple(jobs), spares=memory, reservations=there)
     asks = actions(shown, AskForGift, Config())
     assert [ask.event for ask in asks] == ([GiftEvent.END] if ends else [])

@@ -172,7 +172,9 @@ FREE = st.text(
 def test_a_companion_is_known_by_its_name() -> None:
     name = "sres-companion-of-5.2-4711"
     (job,) = parse.jobs(shown(*RUNNING, name=name), MARK, COLUMNS)
-    assert job.companion_of == (5, 2)
+    assert job.companion_of == (5, 2) and not job.is_lent
+    (lent,) = parse.jobs(shown(*RUNNING, name=f"{name}-lent"), MARK, COLUMNS)
+    assert lent.companion_of == (5, 2) and lent.is_lent
     main = Job(5, 1000, "RUNNING", nodes=("n1",), restarts=2)
     both = with_companions({5: main, 7: job})
     assert both[5].all_nodes == ("n1", "n3", "n4") and both[7].companion_of == (5, 2)

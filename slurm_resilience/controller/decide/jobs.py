@@ -169,7 +169,8 @@ def priorities(snapshot: ClusterSnapshot) -> Iterator[RaisePriority]:
 
 
 def _waiting_companions(snapshot: ClusterSnapshot, job: Job, missing: int) -> tuple[int, ...]:
-    """Return the companions of a job that wait for no more nodes than it lacks.
+    """Return the companions of a job that wait for no more nodes than it lacks, but for those by
+    which an elastic step grows: these do not stand in for what it lost.
 
     By their names, which any user may give: those of other users and of earlier runs are none.
     """
@@ -178,6 +179,7 @@ def _waiting_companions(snapshot: ClusterSnapshot, job: Job, missing: int) -> tu
         for other in snapshot.jobs.values()
         if other.companion_of == (job.id, job.restarts)
         and (other.uid, other.state) == (job.uid, "PENDING")
+        and not other.is_lent
         and 0 < other.num_nodes <= missing
     )
 

@@ -162,9 +162,10 @@ def _waits_in_vain_for(snapshot: ClusterSnapshot, gift: Gift) -> str:
 
 
 def _has_companion(snapshot: ClusterSnapshot, job: Job) -> bool:
-    """Tell whether a job has asked for a second allocation: it needs the nodes that come back."""
+    """Tell whether a job has asked for a second allocation: it needs the nodes that come back. Not
+    by one that an elastic step grows by: that is given back when others need its nodes."""
     return any(
-        other.companion_of == (job.id, job.restarts) and other.uid == job.uid
+        other.companion_of == (job.id, job.restarts) and other.uid == job.uid and not other.is_lent
         for other in snapshot.jobs.values()
     )
 

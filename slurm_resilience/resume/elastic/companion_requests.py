@@ -120,7 +120,7 @@ class CompanionRequests:
             memory = memory_words(context.environment)
             supervisor = allocation.companions.supervisor
             number = context.client.ask_companion(
-                CompanionRequest(wanted, order.nodes, supervisor, memory)
+                CompanionRequest(wanted, order.nodes, supervisor, memory, lent=True)
             )
         except SresError as error:
             # Slurm may have taken the request all the same, and its answer was lost.

@@ -38,7 +38,10 @@ _SCRIPT = """\
 #!/bin/sh
 # Holds nodes for job {job} in place of lost ones, and gives them back when they are not needed.
 used=$(date +%s)
-while sleep {look}; do
+pause=0
+# It looks at once: a request that its job has left in the queue holds no node.
+while sleep $pause; do
+    pause={look}
     now=$(date +%s)
     if ! shown=$(squeue -a -r -h -j {job} -O JobID:16,State:16,RestartCnt:12 2>&1); then
         case $shown in

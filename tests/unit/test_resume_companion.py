@@ -221,7 +221,7 @@ def test_its_script_ends_with_the_run_of_its_job(tmp_path: Path, shown: str, end
         "squeue": f"echo '{text}'; exit {code}",
         "scontrol": 'echo "StepId=57.0 UserId=1"',
         # Time passes by its looks, and the third one is the test's last.
-        "sleep": 'echo . >> looks; [ "$(wc -l < looks)" -lt 3 ]',
+        "sleep": 'echo ".$1" >> looks; [ "$(wc -l < looks)" -lt 3 ]',
     }
     for name, body in tools.items():
         (tmp_path / name).write_text(f"#!/bin/sh\n{body}\n")
@@ -229,7 +229,9 @@ def test_its_script_ends_with_the_run_of_its_job(tmp_path: Path, shown: str, end
     env = {"PATH": f"{tmp_path}:/usr/bin:/bin", "SLURM_JOB_ID": "57"}
     words = ["sh", "-c", companion_script(12, 0)]
     subprocess.run(words, env=env, cwd=tmp_path, check=False)
-    assert (tmp_path / "looks").read_text().count(".") == (1 if ends else 3)
+    looks = (tmp_path / "looks").read_text().split()
+    assert len(looks) == (1 if ends else 3)
+    assert looks[0] == ".0", "one that its job has left in the queue would hold nodes for nothing"
 
 
 def test_its_script_ends_when_nothing_uses_it(tmp_path: Path) -> None:

@@ -139,6 +139,16 @@ def test_a_node_that_dies_is_left_at_once() -> None:
     assert story.plan.lost.ids == {"2@g2"} and story.plan.slots == ()
 
 
+def test_ranks_go_with_those_of_their_group_whose_srun_has_ended() -> None:
+    story = grown(2)
+    del story.training[2]
+    (action,) = story.tell(ev.GroupStepEnded(1, 1))
+    assert isinstance(action, ev.AskGroupToLeave) and action.steps == (2,)
+    del story.training[3]
+    actions = story.tell(ev.GroupStepEnded(2, 0))
+    assert [type(a) for a in actions] == [ev.SayShrank, ev.GiveBack]
+
+
 def sick(*names: str) -> ev.NodesSick:
     return ev.NodesSick(tuple(FaultyNode(name, "ECC", False) for name in names))
 

@@ -246,9 +246,14 @@ class SizePlan:
             yield from self._vacate(group, now, failed=reason)
             return
         told = "its ranks left" if event.code == 0 else f"its srun ended with {event.code}"
+        was_leaving = group.state is _S.LEAVING
         self._begin_to_leave(group, told, now)
         if not group.steps:
             yield from self._vacate(group, now)
+        elif event.code and not was_leaving:
+            # Those on the group's other nodes go with it. Where ranks left well, Slurm or a person
+            # has asked all of the group.
+            yield ev.AskGroupToLeave(group.companion, group.steps)
 
     def _on_nodes_faulty(self, event: NodesFaulty, now: float) -> Iterator[ev.SizeAction]:
         for faulty in event.nodes:

@@ -51,6 +51,8 @@ class CompanionRequests:
         self._events: queue.SimpleQueue[ev.SizeEvent] = queue.SimpleQueue()
         self._shown: dict[int, ev.CompanionSeen] = {}
         """All companions of the step, as Slurm showed them last."""
+        self._is_unsure = False
+        """A request has failed: Slurm may have taken it all the same, if only a little later."""
         self._stop = Event()
         self._ordered = Event()
         self._thread = context.host_calls.start_thread(self._run, "companions")
@@ -89,6 +91,8 @@ class CompanionRequests:
                     self._give_back(order.companion)
             for number in tuple(self._shown):
                 self._give_back(number)
+            if self._is_unsure:
+                self._end_unknown()
 
     def _carry_out(self, order: Order) -> None:
         match order:
@@ -107,6 +111,8 @@ class CompanionRequests:
     def _ask(self, order: ev.AskForGroup) -> None:
         context, allocation = self._context, self._context.allocation
         try:
+            if self._is_unsure:
+                self._end_unknown()
             job = context.client.job(allocation.id)
             if job.state != "RUNNING" or job.restarts != allocation.job.restarts:
                 raise NotFound(f"job {job.id} is {job.state}")
@@ -125,18 +131,21 @@ class CompanionRequests:
         except SresError as error:
             # Slurm may have taken the request all the same, and its answer was lost.
             self._end_unknown()
+            self._is_unsure = True
             self._tell(ev.GroupFailed(order.group, str(error)))
             return
         self._shown[number] = ev.CompanionSeen(number, "PENDING", ())
         self._tell(ev.GroupAsked(order.group, number))
 
     def _end_unknown(self) -> None:
+        """End companions of this supervisor that it knows nothing of, as far as Slurm answers."""
         allocation, client = self._context.allocation, self._context.client
         own = (allocation.job.restarts, allocation.companions.supervisor)
         with contextlib.suppress(SresError):
             for found in client.companions(allocation.job):
                 if found.id not in self._shown and (found.restarts, found.supervisor) == own:
                     client.cancel_job(found.id)
+            self._is_unsure = False
 
     def _look_at(self, number: int) -> None:
         try:

@@ -1,0 +1,111 @@
+"""An elastic step's companions are asked for, watched and given back by its own thread."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from fake_slurm import FakeSlurm
+
+from slurm_resilience.clock import SystemClock
+from slurm_resilience.errors import SlurmUnreachable
+from slurm_resilience.resume.allocation.allocation import Allocation
+from slurm_resilience.resume.elastic import companion_requests
+from slurm_resilience.resume.elastic import size_events as ev
+from slurm_resilience.resume.elastic.companion_requests import CompanionRequests
+from slurm_resilience.resume.srun.host_calls import HostCalls
+from slurm_resilience.slurm.companion_job import CompanionRequest
+
+SUPERVISOR = 4711
+
+
+class Requests:
+    """The requests of a job of two nodes in a cluster of four."""
+
+    def __init__(self) -> None:
+        self.slurm = FakeSlurm(4)
+        self.told: list[ev.SizeEvent] = []
+        self.job = self.slurm.job(self.slurm.submit(2))
+        allocation = Allocation(
+            self.slurm, self.job, threading.Event(), patience=1.0, permits_expansion=True
+        )
+        allocation.companions.supervisor = SUPERVISOR
+        context: Any = SimpleNamespace(
+            clock=SystemClock(),
+            client=self.slurm,
+            allocation=allocation,
+            environment={},
+            host_calls=HostCalls(),
+            link=SimpleNamespace(doubts=lambda nodes: {}),
+            wake=threading.Event(),
+        )
+        self.requests = CompanionRequests(context, "", "", lambda number: None)
+
+    def answer(self, kind: type[ev.SizeEvent]) -> Any:
+        """Wait for the next event of a kind."""
+        deadline = time.monotonic() + 10
+        while time.monotonic() < deadline:
+            self.told += self.requests.take()
+            while self.told:
+                if isinstance(event := self.told.pop(0), kind):
+                    return event
+            time.sleep(0.01)
+        raise AssertionError(f"no {kind.__name__}")
+
+    def take_unheard(self) -> None:
+        """Have Slurm take a request whose answer is lost."""
+        self.slurm.ask_companion(CompanionRequest(self.job, 1, SUPERVISOR, lent=True))
+
+    def found(self) -> list[int]:
+        """Return the companions that were not given back."""
+        given_back = {call[1] for call in self.slurm.calls if call[0] == "cancel_job"}
+        known = [companion.id for companion in self.slurm.companions(self.job)]
+        return [number for number in known if number not in given_back]
+
+
+@pytest.fixture
+def asked(monkeypatch: pytest.MonkeyPatch) -> Iterator[Requests]:
+    monkeypatch.setattr(companion_requests, "LOOK_SECONDS", 0.05)
+    made = Requests()
+    yield made
+    made.requests.stop()
+
+
+def test_all_that_was_asked_for_is_given_back(asked: Requests) -> None:
+    asked.requests.order(ev.AskForGroup(0, 1))
+    first = asked.answer(ev.GroupAsked)
+    assert asked.answer(ev.CompanionSeen).state == "RUNNING"
+    asked.requests.order(ev.AskForGroup(1, 1))
+    second = asked.answer(ev.GroupAsked)
+    assert asked.found() == [first.companion, second.companion]
+    asked.requests.stop()
+    assert asked.found() == []
+
+
+def _by_another_request(asked: Requests) -> None:
+    asked.requests.order(ev.AskForGroup(0, 1))
+    told = asked.answer(ev.GroupAsked)
+    assert asked.found() == [told.companion]
+
+
+def _by_the_end(asked: Requests) -> None:
+    asked.requests.stop()
+    assert asked.found() == []
+
+
+@pytest.mark.parametrize("is_ended", [_by_another_request, _by_the_end])
+def test_a_request_that_slurm_took_late_is_ended(
+    asked: Requests, is_ended: Callable[[Requests], None]
+) -> None:
+    """Slurm answered nothing, neither to the request nor to the look for it right after."""
+    asked.slurm.refusals["ask_companion"] = SlurmUnreachable("Socket timed out")
+    asked.requests.order(ev.AskForGroup(0, 1))
+    asked.answer(ev.GroupFailed)
+    del asked.slurm.refusals["ask_companion"]
+    asked.take_unheard()
+    assert len(asked.found()) == 1
+    is_ended(asked)

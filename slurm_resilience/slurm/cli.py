@@ -237,7 +237,8 @@ class CliClient:
         excluded = dict.fromkeys((*placement.excluded, *job.excluded_nodes))
         words += [f"--exclude={fold(excluded)}"] if excluded else []
         words += [f"--constraint={placement.features}"] if placement.features else []
-        text = self._run("sbatch", *words, stdin=companion_script(job.id, job.restarts))
+        script = companion_script(job.id, job.restarts, lent=request.lent)
+        text = self._run("sbatch", *words, stdin=script)
         number = text.strip().partition(";")[0]
         if not number.isdecimal():
             raise _error("sbatch", words, text)

@@ -27,6 +27,9 @@ LOOK_SECONDS = 5
 UNUSED_SECONDS = 300
 """A companion in which no step runs for so long ends itself. The supervisor's longest pause between
 two attempts is two minutes."""
+LENT_UNUSED_SECONDS = 60
+"""The same for one by which an elastic step grows: it is given back between two attempts. So its
+supervisor was killed, and others want the nodes."""
 _MEMORY = {
     "SLURM_MEM_PER_NODE": "mem",
     "SLURM_MEM_PER_CPU": "mem-per-cpu",
@@ -138,9 +141,16 @@ def with_companions(jobs: Mapping[int, Job]) -> dict[int, Job]:
     return known
 
 
-def companion_script(job: int, restarts: int) -> str:
-    """Return the batch script of a companion: it ends when its job does, or no longer uses it."""
-    return _SCRIPT.format(job=job, restarts=restarts, look=LOOK_SECONDS, unused=UNUSED_SECONDS)
+def companion_script(job: int, restarts: int, *, lent: bool = False) -> str:
+    """Return the batch script of a companion: it ends when its job does, or no longer uses it.
+
+    Args:
+        job: the main job.
+        restarts: its requeues so far.
+        lent: an elastic step grows by it.
+    """
+    unused = LENT_UNUSED_SECONDS if lent else UNUSED_SECONDS
+    return _SCRIPT.format(job=job, restarts=restarts, look=LOOK_SECONDS, unused=unused)
 
 
 def memory_words(environment: Mapping[str, str]) -> tuple[str, ...]:

@@ -234,7 +234,8 @@ def test_its_script_ends_with_the_run_of_its_job(tmp_path: Path, shown: str, end
     assert looks[0] == ".0", "one that its job has left in the queue would hold nodes for nothing"
 
 
-def test_its_script_ends_when_nothing_uses_it(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("lent", "looks"), [(False, 4), (True, 1)])
+def test_its_script_ends_when_nothing_uses_it(tmp_path: Path, lent: bool, looks: int) -> None:
     tools = {
         "squeue": "echo '12 RUNNING 0'",
         "scontrol": "echo 'Job step 57 not found' >&2; exit 1",
@@ -245,8 +246,9 @@ def test_its_script_ends_when_nothing_uses_it(tmp_path: Path) -> None:
         (tmp_path / name).write_text(f"#!/bin/sh\n{body}\n")
         (tmp_path / name).chmod(0o755)
     env = {"PATH": f"{tmp_path}:/usr/bin:/bin", "SLURM_JOB_ID": "57"}
-    subprocess.run(["sh", "-c", companion_script(12, 0)], env=env, cwd=tmp_path, check=True)
-    assert (tmp_path / "looks").read_text().count(".") == 4
+    words = ["sh", "-c", companion_script(12, 0, lent=lent)]
+    subprocess.run(words, env=env, cwd=tmp_path, check=True)
+    assert (tmp_path / "looks").read_text().count(".") == looks
 
 
 def allocation_of(slurm: FakeSlurm) -> Allocation:

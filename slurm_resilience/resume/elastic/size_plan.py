@@ -35,6 +35,8 @@ from slurm_resilience.resume.live_step.seats import NodeSlot
 MOST_ASKED = 8
 """Requests for nodes that may wait in Slurm's queue at one time."""
 LONGEST_BACKOFF_SECONDS = 3600.0
+MOST_DOUBLINGS = 30
+"""Doublings of the pause: it is at its longest by then, and 2.0 ** 1024 is no number."""
 ASK_AGAIN_SECONDS = 60.0
 """After which ranks that go because a person wants fewer are asked once more: that has no deadline,
 and Slurm may not have passed the first signal on."""
@@ -304,7 +306,7 @@ class SizePlan:
         pause = 0.0 if for_a_person else settings.snooze
         if failed:
             longest = max(settings.backoff, LONGEST_BACKOFF_SECONDS)
-            pause = min(longest, settings.backoff * 2.0 ** (group.failures - 1))
+            pause = min(longest, settings.backoff * 2.0 ** min(group.failures - 1, MOST_DOUBLINGS))
         group.enter(_S.VACANT)
         group.companion, group.nodes, group.steps = 0, (), ()
         group.deadline, group.remind_at = 0.0, math.inf

@@ -18,6 +18,8 @@ from slurm_resilience.resume.elastic import companion_requests
 from slurm_resilience.resume.elastic import size_events as ev
 from slurm_resilience.resume.elastic.companion_requests import CompanionRequests
 from slurm_resilience.resume.srun.host_calls import HostCalls
+from slurm_resilience.resume.srun.step import SrunStep
+from slurm_resilience.resume.srun.user_signals import UserSignals
 from slurm_resilience.slurm.companion_job import CompanionRequest
 
 SUPERVISOR = 4711
@@ -109,3 +111,23 @@ def test_a_request_that_slurm_took_late_is_ended(
     asked.take_unheard()
     assert len(asked.found()) == 1
     is_ended(asked)
+
+
+def test_sruns_that_are_over_are_forgotten_as_a_step_grows() -> None:
+    clock = SystemClock()
+    signals = UserSignals(threading.Event(), threading.Event(), clock)
+    core, left = _srun("sleep 30"), _srun("kill -9 $$")
+    assert left.wait(5.0) and left.may_leave_tasks
+    signals.steps = [core, left]
+    for _ in range(3):
+        over = _srun("exit 1")
+        with signals.starting:
+            signals.add(over)
+        assert signals.steps == [core, left, over], "those that run, or have left tasks, stay"
+        assert over.wait(5.0)
+    core.kill()
+    assert core.wait(5.0)
+
+
+def _srun(line: str) -> SrunStep:
+    return SrunStep(["/bin/sh", "-c", line], {}, lambda: None)

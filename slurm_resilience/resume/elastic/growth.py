@@ -239,7 +239,7 @@ class Growth:
                 numbers=join_numbers(context.command, context.environment, self._core, slot),
                 quiet=context.quiet,
             )
-            signals.steps.append(step)
+            signals.add(step)
         self._sruns[number] = step
         return number
 

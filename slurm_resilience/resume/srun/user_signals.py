@@ -36,6 +36,16 @@ class UserSignals:
         """The sruns that get the signals."""
         self._signals: list[tuple[float, int]] = []
 
+    def add(self, step: SrunStep) -> None:
+        """Pass the signals on to one more srun, and forget those that are over: a step that grows
+        and shrinks has a new one each time, for months. `starting` is held.
+
+        Args:
+            step: it was just started.
+        """
+        self.steps = [each for each in self.steps if each.running or each.may_leave_tasks]
+        self.steps.append(step)
+
     def on_signal(self, number: signal.Signals, srun_too: bool) -> None:
         """Take a signal in; called in the thread of `signals.receive`.
 

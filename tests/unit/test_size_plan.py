@@ -234,6 +234,35 @@ def test_slurm_is_asked_less_and_less_often_when_it_refuses() -> None:
     assert pauses == [60, 120, 240, 480, 960, 1920] + 1094 * [3600]
 
 
+def test_while_slurm_refuses_one_request_is_tried_at_a_time() -> None:
+    """A thousand groups would else ask a thousand times, with a line in the log each."""
+    story = Story(size(*[1] * 20))
+    story.refuses = True
+    for group in [a.group for a in story.tick() if isinstance(a, ev.AskForGroup)]:
+        story.tell(ev.GroupFailed(group, "QOSMaxSubmitJobPerUserLimit"))
+    for pause in (60.0, 120.0):
+        assert story.tick(pause - 1.0) == []
+        assert [a.group for a in story.tick(1.0) if isinstance(a, ev.AskForGroup)] == [0]
+        story.tell(ev.GroupFailed(0, "QOSMaxSubmitJobPerUserLimit"))
+    story.refuses = False
+    assert [a.group for a in story.tick(240.0) if isinstance(a, ev.AskForGroup)] == [0]
+    assert len([a for a in story.tick() if isinstance(a, ev.AskForGroup)]) == MOST_ASKED - 1
+
+
+def test_a_refused_request_does_not_keep_back_the_groups_that_come_before_it() -> None:
+    story = Story(size(1, 1, in_order=True))
+    story.tick()
+    story.grant(0)
+    story.step_in(0)
+    story.refuses = True
+    assert [a.group for a in story.tick() if isinstance(a, ev.AskForGroup)] == [1]
+    story.tell(ev.GroupFailed(1, "QOSMaxSubmitJobPerUserLimit"))
+    del story.training[2]
+    story.tell(ev.GroupStepEnded(1, 0))
+    story.refuses = False
+    assert [a.group for a in story.tick(30.0) if isinstance(a, ev.AskForGroup)] == [0]
+
+
 def test_only_the_sizes_that_are_allowed() -> None:
     story = Story(size(2, 4, in_order=True))
     assert [a.group for a in story.tick() if isinstance(a, ev.AskForGroup)] == [0]

@@ -143,6 +143,9 @@ class SizePlan:
         self.lost = LostPeers()
         self._seen = TrainingSeen(0, (), -1, ())
         self._target = ev.TargetSet(size.most, "")
+        self._refused: NodeGroup | None = None
+        """The first whose request Slurm has not taken: others' would fare no better, and are not
+        made before this one is taken."""
 
     @property
     def slots(self) -> tuple[NodeSlot, ...]:
@@ -168,8 +171,12 @@ class SizePlan:
                 yield from self._on_companion_seen(event, now)
             case ev.GroupAsked(group, companion):
                 self.groups[group].companion = companion
+                self._refused = None
             case ev.GroupFailed(group, reason):
-                yield from self._vacate(self.groups[group], now, failed=reason)
+                failed = self.groups[group]
+                if failed.state is _S.ASKED and failed is not self._stand_in:
+                    self._refused = self._refused or failed
+                yield from self._vacate(failed, now, failed=reason)
             case ev.GroupStarted(group, steps):
                 self.groups[group].steps = steps
             case ev.GroupStepEnded():
@@ -179,7 +186,7 @@ class SizePlan:
             case ev.NodesSick():
                 yield from self._on_nodes_sick(event, now)
             case ev.TargetSet():
-                self._target = event
+                self._target, self._refused = event, None
                 for each in self.groups:
                     # A person's word does not wait for the end of a pause.
                     each.again_at = min(each.again_at, now)
@@ -372,9 +379,13 @@ class SizePlan:
 
     def _may_ask_for(self, group: NodeGroup) -> bool:
         """Return whether few enough requests wait in Slurm's queue: each is a job in it, and is
-        looked at every second."""
-        waiting = sum(other.state is _S.ASKED for other in self.groups)
-        return group is self._stand_in or waiting < MOST_ASKED
+        looked at every second. While Slurm refuses, one at a time is tried."""
+        if group is self._stand_in:
+            return True
+        refused = self._refused
+        if refused is not None and refused is not group and self._is_next(refused):
+            return False
+        return sum(other.state is _S.ASKED for other in self.groups) < MOST_ASKED
 
     def _is_next(self, group: NodeGroup) -> bool:
         """Return whether this group is wanted: those are in that have to come before it; or the

@@ -40,6 +40,7 @@ from slurm_resilience.mesh.events import (
     LocalStop,
     MessageReceived,
     News,
+    NothingHeard,
     OutcomeFound,
     PeerAbsent,
     Reached,
@@ -186,6 +187,8 @@ class Script:
             names = rest.removeprefix("names").split()
             peers = tuple(map(peer, names)) if rest.startswith("names") else None
             return HoldersListed(peers)
+        if found := re.fullmatch(r"was not to be heard for (\S+) s", rest):
+            return NothingHeard((name,), float(found[1]))
         if rest == "is not there":
             return PeerAbsent(name)
         if rest in CAUSES:
@@ -194,16 +197,18 @@ class Script:
             if (contact := self.membership.side.contacts.get(name)) is not None:
                 number = contact.connection
             return ConnectionClosed(number, f"connection {cause}", cause)
+        if rest == "has another way":
+            return self._proven(name, True, "ready in none", rerouted=True)
         met = re.fullmatch(r"(connects|is reached)(?: as (.+))?", rest)
         if met:
             return self._proven(name, met[1] == "is reached", met[2] or "ready in none")
         return MessageReceived(self._connections[name], name, name, self._message(name, rest))
 
-    def _proven(self, name: str, dialed: bool, status: str) -> Event:
+    def _proven(self, name: str, dialed: bool, status: str, *, rerouted: bool = False) -> Event:
         number = len(self._names) + 1
         self._names[number] = name
         self._connections[name] = number
-        return ConnectionProven(number, peer(name), self._status(status), dialed)
+        return ConnectionProven(number, peer(name), self._status(status), dialed, rerouted)
 
     def _local(self, text: str) -> Event:
         words: list[tuple[str, Callable[[re.Match[str]], Event]]] = [

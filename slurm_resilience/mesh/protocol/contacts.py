@@ -43,7 +43,9 @@ class Contact:
         self.number = -1
         """Number of its newest status update; -1: only the handshake's status is known."""
         self.beat = Heartbeat()
-        self.heard = self.met_at = now
+        self.heard = now
+        self.met_at = now
+        """When it was met, or could be heard again: what is known of it by then may be old."""
 
 
 class Contacts:

@@ -137,8 +137,8 @@ class Membership:
         if contact is not None:
             self._choose_connection(contact, event)
             if event.rerouted:
-                # While there was no way, nothing could be heard.
-                contact.heard = now
+                # While there was no way, nothing could be heard: what it said before is old.
+                contact.heard = contact.met_at = now
                 self._repeat(contact)
                 self._election.ask_again(peer.id, now)
         else:

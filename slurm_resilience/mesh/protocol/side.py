@@ -404,11 +404,13 @@ class Side:
         self.effects.append(HeldUp(late))
 
     def excuse(self, peer_ids: Iterable[str], seconds: float, now: float) -> None:
-        """Count no time in which nothing of these peers could come through as their silence."""
+        """Count no time in which nothing of these peers could come through as their silence, and
+        nothing that they said before as what they do now."""
         for peer_id in peer_ids:
             contact = self.contacts.get(peer_id)
             if contact is not None:
                 contact.heard = min(now, contact.heard + seconds)
+                contact.met_at = now
         self.held_up_at = now
 
     def finish(self) -> None:

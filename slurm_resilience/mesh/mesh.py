@@ -206,11 +206,11 @@ class Mesh:
         except (OSError, SresError):
             self._entry.end()
             raise
-        with self._lock:
-            if self._relay is not None and speakers is not None:
+        if self._relay is not None and speakers is not None:
+            with self._lock:
                 self._do_on_links(self._relay.begin(speakers, SYSTEM_CLOCK.monotonic()))
-            else:
-                self._dial_known()
+        else:
+            self._dial_known()
         self._transport.start()
         return self
 
@@ -390,16 +390,16 @@ class Mesh:
                 now = SYSTEM_CLOCK.monotonic()
                 if deadline is not None and now >= deadline:
                     raise TimeoutError(self.waits_for or "no generation was formed")
+                if now >= ask_at:  # only after a wait
+                    self._entry.looks.ask(self._look_for_outcome)
+                    ask_at = now + self._outcome_pause
                 until = ask_at if deadline is None else min(ask_at, deadline)
-                if now < until:
-                    self._changed.wait(until - now)
-                    continue
-            # Without the lock, and only after a wait: a shared directory may be slow, and no world
-            # has to wait for it.
-            outcome = self._rendezvous.ended()
-            if outcome is not None:
-                self._tell(OutcomeFound(outcome.code))
-            ask_at = SYSTEM_CLOCK.monotonic() + self._outcome_pause
+                self._changed.wait(until - now)
+
+    def _look_for_outcome(self) -> None:
+        outcome = self._rendezvous.ended()
+        if outcome is not None and not self._closing:
+            self._tell(OutcomeFound(outcome.code))
 
     @property
     def _outcome_pause(self) -> float:
@@ -602,9 +602,7 @@ class Mesh:
             self._flush()  # the main thread's, whose turn ends here
 
     def _carry(self, effect: Send | Close | Finish | Dial | DialKnown) -> None:
-        if isinstance(effect, DialKnown):
-            self._dial_known()
-        elif self._relay is None:
+        if self._relay is None or isinstance(effect, DialKnown):
             self._carry_on_links(effect)
         else:
             self._do_on_links(self._relay.carry(effect, SYSTEM_CLOCK.monotonic()))
@@ -612,7 +610,7 @@ class Mesh:
     def _carry_on_links(self, effect: Send | Close | Finish | Dial | DialKnown) -> None:
         match effect:
             case DialKnown():
-                self._dial_known()
+                self._entry.looks.ask(self._dial_known)
             case Send(connections=connections, message=message):
                 self._transport.send(connections, message)
             case Close(connection=number):
@@ -638,29 +636,42 @@ class Mesh:
     def _take_secret(self, secret: bytes) -> None:
         with self._lock:
             self._transport.take_secret(secret)
-            self._dial_known()
-        self._transport.ring()
+        self._dial_known()
 
     def _dial_known(self) -> None:
+        """Dial those that the rendezvous lists. Without the lock while it is read, since the mesh's
+        thread needs that: see `DirectoryLooks`."""
         side = self._membership.side
         if side.rules.core and side.generation.worked is None:
-            self._take(HoldersListed(self._rendezvous.holders(self.me)))
+            holders = self._rendezvous.holders(self.me)
+            with self._lock:
+                self._take(HoldersListed(holders))
         if self._relay is not None and isinstance(self._rendezvous, SharedDirectory):
             self._find_speakers(self._relay, self._rendezvous)
-            return
-        # Starting behind oneself, so that two newcomers seldom dial each other at the same time.
-        known = sorted(self._rendezvous.others())
-        own = (self.me.id, self.me.host, self.me.port)
-        for address in [k for k in known if k > own] + [k for k in known if k < own]:
-            self._transport.dial(DialAddress(*address))
+        else:
+            # Starting behind oneself, so that two newcomers seldom dial each other at once.
+            known = sorted(self._rendezvous.others())
+            own = (self.me.id, self.me.host, self.me.port)
+            with self._lock:
+                for address in [k for k in known if k > own] + [k for k in known if k < own]:
+                    self._transport.dial(DialAddress(*address))
+        self._transport.ring()
 
     def _find_speakers(self, relay: Relay, directory: SharedDirectory) -> None:
-        now = SYSTEM_CLOCK.monotonic()
+        def looks_at(node: str) -> bool:
+            with self._lock:
+                return relay.looks_at(node)
+
         speakers = self._entry.speaker.read() if relay.looks_beyond else None
-        self._do_on_links(relay.look_again(speakers, now))
-        for peer in directory.peers(relay.looks_at):
-            if peer.node != self.me.node or not (relay.is_starting(now) or peer.id == self.me.id):
-                self._carry(Dial(peer))
+        with self._lock:
+            self._do_on_links(relay.look_again(speakers, SYSTEM_CLOCK.monotonic()))
+        peers = directory.peers(looks_at)
+        with self._lock:
+            now = SYSTEM_CLOCK.monotonic()
+            for peer in peers:
+                is_near = peer.node == self.me.node
+                if not is_near or not (relay.is_starting(now) or peer.id == self.me.id):
+                    self._carry(Dial(peer))
 
 
 def _say(effect: EndGeneration | StillWaiting | HeldUp) -> None:

@@ -14,6 +14,7 @@ from collections.abc import Callable
 
 from slurm_resilience.clock import SYSTEM_CLOCK
 from slurm_resilience.errors import SresError
+from slurm_resilience.mesh.directory_looks import DirectoryLooks
 from slurm_resilience.mesh.model import Peer
 from slurm_resilience.mesh.rendezvous import Rendezvous, SharedDirectory
 from slurm_resilience.mesh.speaker_files import SpeakerEntry
@@ -59,6 +60,8 @@ class RendezvousEntry:
         self._is_written = False
         files = rendezvous.speakers if isinstance(rendezvous, SharedDirectory) else None
         self.speaker = SpeakerEntry(files, me)
+        self.looks = DirectoryLooks()
+        """Looks at what others have written there."""
         self._problem = ""
         """As it was told last."""
         self._due = threading.Event()

@@ -29,6 +29,9 @@ class Departures:
         if not side.generation.finish(end, now):
             return
         side.losses.worlds += 1
+        view = side.generation.view
+        if view is not None and now - side.generation.adopted_at > side.long_seconds:
+            side.losses.forgive(view.ids)
         if end.kind == "lost" and end.culprit in side.contacts:
             side.losses.strike(end.culprit, now, side.timing.reach_seconds)
         side.effects.append(EndGeneration(end))

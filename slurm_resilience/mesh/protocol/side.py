@@ -124,6 +124,11 @@ class Losses:
             before.number + is_new, now if is_new else before.at, self.worlds
         )
 
+    def forgive(self, peer_ids: Set[str]) -> None:
+        """Forget their strikes: they were reached for long."""
+        for peer_id in self._strikes.keys() & peer_ids:
+            del self._strikes[peer_id]
+
     def take_unreachable(self) -> str | None:
         """Return a peer that others could not reach again and again, and forget its strikes."""
         found = next((p for p, one in self._strikes.items() if one.number >= STRIKES), None)
@@ -372,6 +377,11 @@ class Side:
     def shortest_silence(self) -> float:
         """Return the same for a peer of a suspected node: the shortest of all."""
         return min(self.silence_seconds, SILENCE_BEATS * self.beat_seconds)
+
+    @property
+    def long_seconds(self) -> float:
+        """Return the seconds after which a world has told that its members are reached."""
+        return self.silence_seconds + self.timing.reach_seconds
 
     @property
     def wake_at(self) -> float:

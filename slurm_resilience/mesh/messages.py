@@ -169,6 +169,8 @@ class Evict(msgspec.Struct, frozen=True, tag="evict"):
     """You do not answer, or your seat was taken: the others go on without you."""
 
     reason: str
+    is_silent: bool = False
+    """It was not heard for too long, and nothing else is held against it."""
 
 
 class Leaving(msgspec.Struct, frozen=True, tag="bye"):

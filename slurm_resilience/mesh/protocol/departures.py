@@ -59,10 +59,10 @@ class Departures:
         contact = side.contacts.get(peer_id)
         if contact is None:
             return
-        side.send(peer_id, Evict(reason))
-        connections = side.contacts.drop(peer_id)
         # No cable can be cut between two processes of one machine.
         dead = fate == "dead" or contact.peer.node == side.me.node
+        side.send(peer_id, Evict(reason, fate == "silent" and not dead))
+        connections = side.contacts.drop(peer_id)
         if dead or fate == "told":
             side.losses.evicted[peer_id] = reason
         if fate == "told":
@@ -84,6 +84,23 @@ class Departures:
         # Others may not have heard yet, and would form worlds with this process.
         side.broadcast(Leaving(reason))
         side.news()
+
+    def hear_evict(
+        self, evict: Evict, contact: Contact | None, connection: int, now: float
+    ) -> None:
+        """Leave the others, unless the word is of a peer that was left behind a cut by the world
+        that goes on here, and does not know: it takes its own silence for that of all others."""
+        state = self._side.generation
+        is_behind = (
+            contact is not None
+            and state.goes_on
+            and not state.holds(contact.peer.id)
+            and contact.status.generation < state.number
+        )
+        if evict.is_silent and is_behind:
+            self._side.contacts.expect_end(connection)  # it closes it
+        else:
+            self.leave_the_others(evict.reason, now)
 
     def let_go(self, contact: Contact, reason: str, now: float) -> None:
         side = self._side

@@ -258,8 +258,8 @@ class Membership:
                 self._departures.lose_node(finding, now)
             case NodeSuspected() as suspicion:
                 self._suspect_node(suspicion, now)
-            case Evict(reason=reason):
-                self._departures.leave_the_others(reason, now)
+            case Evict() as evict:
+                self._departures.hear_evict(evict, contact, event.connection, now)
             case Superseded():
                 side.contacts.expect_end(event.connection)
             case Leaving(reason=reason):

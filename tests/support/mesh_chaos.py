@@ -6,6 +6,11 @@ A rank is killed, stopped for less than it would be taken for hung, or loses con
 as well; parts of the directory in which they meet are removed. After each round all seats must be
 in one world again, and no rank may have been given up that was not killed. The simulation has the
 same rules; here the kernel, sockets, files and threads are the real ones.
+
+With `--network` each node is a network namespace, and the directory is on a small disk: nodes are
+cut off, also one way and from one another, lose packets and power, and disks are full, read-only or
+away. A rank that others could not reach for too long may then be given up; and two worlds never go
+on at a time.
 """
 
 from __future__ import annotations
@@ -16,6 +21,8 @@ import logging
 import mmap
 import os
 import random
+import re
+import resource
 import shutil
 import signal
 import struct
@@ -24,11 +31,13 @@ import sys
 import tempfile
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
 import click
+from mesh_network import Network, is_possible
 
 from slurm_resilience.mesh.mesh import Mesh
 from slurm_resilience.mesh.model import GenerationEnd, Peer, PeerStatus
@@ -41,6 +50,10 @@ STOP_SECONDS = 2.0
 """A rank is stopped for so long at most: less than half of the silence that is too long."""
 WHOLE_SECONDS = 40.0
 """Within which all seats are in one world again."""
+SHORT_CUT_SECONDS = 1.2
+"""A cut that is no longer costs no rank its place."""
+EXCUSED_SECONDS = 20.0
+"""So long after a fault that may cost a rank its place, it may."""
 REMOVED_SECONDS = 90.0
 """The same where the directory was removed: ranks look once a minute if their entry is there."""
 ROW = struct.Struct("qqq")
@@ -74,16 +87,20 @@ class RankGone(Exception):
     """A rank has ended by itself, or a world was not formed."""
 
 
-def serve(seat: int, incarnation: int, place: Path, board: Board, speakers: bool) -> None:
+def serve(
+    seat: int, incarnation: int, place: Path, board: Board, speakers: bool, network: Network | None
+) -> None:
     """Be a rank until the process is killed, or the others go on without it."""
     gc.disable()
-    pid = os.getpid()
+    pid, node = os.getpid(), seat // NODE_RANKS
+    if network is not None:
+        network.enter(node)
     peer = Peer(
         id=f"{seat}.{incarnation}-{pid}",
         seat=seat,
         incarnation=incarnation,
-        node=f"node{seat // NODE_RANKS}",
-        host="127.0.0.1",
+        node=f"node{node}",
+        host="127.0.0.1" if network is None else network.address(node),
         pid=pid,
         seats=SEATS,
     )
@@ -111,14 +128,22 @@ def serve(seat: int, incarnation: int, place: Path, board: Board, speakers: bool
 class Chaos:
     """All ranks, and what goes wrong. A context manager."""
 
-    def __init__(self, place: Path, random_: random.Random, speakers: bool) -> None:
+    def __init__(
+        self, place: Path, random_: random.Random, speakers: bool, network: Network | None
+    ) -> None:
         self._place = place
         self._random = random_
         self._speakers = speakers
+        self._network = network
         self._board = Board()
         self._pids: dict[int, int] = {}
         self._incarnations = [0] * SEATS
         self._killed: set[int] = set()
+        self._may_end: dict[int, float] = {}
+        """Seat → until when its rank may be given up, or fail: others could not reach it for too
+        long, or the machine kept from it what it needs."""
+        self._over_at = 0.0
+        """When the last fault is over."""
         self.limit = WHOLE_SECONDS
         self.kinds: dict[str, Callable[[int], None]] = {
             "kill a rank": self._kill,
@@ -130,6 +155,22 @@ class Chaos:
         }
         if os.geteuid() == 0 and shutil.which("ss"):
             self.kinds["reset connections"] = self._reset
+        if network is not None:
+            self.kinds |= {
+                "stop a rank for long": self._stop_long,
+                "cut a node": self._cut,
+                "cut one way": self._cut_one_way,
+                "cut between two": self._cut_between,
+                "unplug a node": self._unplug,
+                "lose packets": lambda seat: self._last(network.lose(seat // NODE_RANKS, 10), 2.0),
+                "slow cable": self._slow,
+                "forget connections": self._forget,
+                "power off": self._power_off,
+                "no file descriptors": self._no_descriptors,
+                "full disk": self._fill_disk,
+                "read-only disk": self._read_only,
+                "directory away": self._take_away,
+            }
 
     def __enter__(self) -> Chaos:
         SharedDirectory(self._place).secret()
@@ -146,9 +187,10 @@ class Chaos:
         self._board.write(seat, Row(0, 0, 0))
         pid = os.fork()
         if pid == 0:
+            signal.signal(signal.SIGTERM, signal.SIG_DFL)
             try:
                 incarnation = self._incarnations[seat]
-                serve(seat, incarnation, self._place, self._board, self._speakers)
+                serve(seat, incarnation, self._place, self._board, self._speakers, self._network)
             except BaseException as error:
                 logging.error("seat %d ends: %s", seat, error)
             finally:
@@ -160,7 +202,7 @@ class Chaos:
             if os.waitpid(pid, os.WNOHANG) == (0, 0):
                 continue
             del self._pids[seat]
-            if pid not in self._killed:
+            if pid not in self._killed and time.monotonic() > self._may_end.get(seat, 0.0):
                 raise RankGone(f"the rank on seat {seat} was given up, or failed; it lived")
             self._incarnations[seat] += 1
             self._start(seat)
@@ -178,21 +220,30 @@ class Chaos:
         """
         began = time.monotonic()
         self._replace_ended()
-        while not self._is_whole():
-            if time.monotonic() - began > self.limit:
+        while not self._is_whole() or time.monotonic() < self._over_at:
+            self._check_worlds()
+            if time.monotonic() - max(began, self._over_at) > self.limit:
                 out = [seat for seat, row in enumerate(self._board.rows()) if row.size != SEATS]
                 raise RankGone(f"not in a world of all within {self.limit:g} s: seats {out}")
             time.sleep(0.01)
             self._replace_ended()
-        return time.monotonic() - began
+        return time.monotonic() - max(began, self._over_at)
+
+    def _check_worlds(self) -> None:
+        rows = [row for row in self._board.rows() if row.size]
+        inside = Counter((row.generation, row.size) for row in rows)
+        going_on = [world for world, count in inside.items() if count == world[1]]
+        if len(going_on) > 1:
+            raise RankGone(f"two worlds go on: {going_on} of {rows}")
 
     def round(self) -> list[str]:
         """Have one to three things go wrong; return their names."""
         self.limit, names = WHOLE_SECONDS, []
         for _ in range(self._random.choice((1, 1, 1, 2, 3))):
             name = self._random.choice(list(self.kinds))
-            self.kinds[name](self._random.randrange(SEATS))
-            names.append(name)
+            seat = self._random.randrange(SEATS)
+            self.kinds[name](seat)
+            names.append(f"{name} ({seat})")
             time.sleep(self._random.choice((0.0, 0.0, 0.02, 0.3)))
         for pid in self._killed & set(self._pids.values()):
             os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
@@ -232,14 +283,148 @@ class Chaos:
 
     def _reset(self, _: int) -> None:
         """Have the kernel reset connections of ranks, as a firewall may."""
-        listed = ["ss", "-Htnp", "state", "established"]
+        spaces = (
+            [[]] if self._network is None else [["-N", self._network.name(n)] for n in range(NODES)]
+        )
+        ss = ["ss", *self._random.choice(spaces)]
+        listed = [*ss, "-Htnp", "state", "established"]
         lines = subprocess.run(listed, capture_output=True, text=True, check=True).stdout
         own = [f"pid={pid}," for pid in self._pids.values()]
         found = [line for line in lines.splitlines() if any(pid in line for pid in own)]
         for line in self._random.sample(found, min(len(found), self._random.choice((1, 1, 2, 5)))):
             port = line.split()[2].rpartition(":")[2]
-            reset = ["ss", "-K", "sport", "=", f":{port}"]
+            reset = [*ss, "-K", "sport", "=", f":{port}"]
             subprocess.run(reset, capture_output=True, check=False)
+
+    # -- faults of the network and the machine ----------------------------------------------------
+
+    def _last(self, mend: Callable[[], None], seconds: float) -> None:
+        """Have a fault be over after so long."""
+        timer = threading.Timer(seconds, mend)
+        timer.daemon = True
+        timer.start()
+        self._over_at = max(self._over_at, time.monotonic() + seconds + 0.1)
+
+    def _excuse(self, seats: range | list[int], seconds: float) -> None:
+        until = time.monotonic() + seconds + EXCUSED_SECONDS
+        for seat in seats:
+            self._may_end[seat] = max(until, self._may_end.get(seat, 0.0))
+
+    def _how_long(self, seats: range | list[int]) -> float:
+        """Return for how long these are not to be reached: too long, now and then."""
+        seconds = self._random.choice((0.1, 0.5, SHORT_CUT_SECONDS, 3.0, 4.5, 6.0, 12.0))
+        if seconds > SHORT_CUT_SECONDS:
+            self._excuse(seats, seconds)
+        return seconds
+
+    def _stop_long(self, seat: int) -> None:
+        seconds = self._random.uniform(STOP_SECONDS, 8.0)
+        if seat in self._pids:
+            self._excuse([seat], seconds)
+            os.kill(pid := self._pids[seat], signal.SIGSTOP)
+            self._last(lambda: _go_on([pid]), seconds)
+
+    def _cut(self, seat: int) -> None:
+        assert self._network is not None
+        node, seconds = seat // NODE_RANKS, self._how_long(self._node(seat))
+        for way in ((node, None), (None, node)):
+            self._last(self._network.silence(*way), seconds)
+
+    def _cut_one_way(self, seat: int) -> None:
+        assert self._network is not None
+        node = seat // NODE_RANKS
+        way = self._random.choice(((node, None), (None, node)))
+        self._last(self._network.silence(*way), self._how_long(self._node(seat)))
+
+    def _cut_between(self, seat: int) -> None:
+        assert self._network is not None
+        one = seat // NODE_RANKS
+        other = self._random.choice([node for node in range(NODES) if node != one])
+        seats = [*self._node(seat), *self._node(other * NODE_RANKS)]
+        seconds = self._how_long(seats)
+        self._last(self._network.silence(one, other), seconds)
+        if self._random.random() < 0.5:
+            self._last(self._network.silence(other, one), seconds)
+
+    def _unplug(self, seat: int) -> None:
+        assert self._network is not None
+        seconds = self._how_long(self._node(seat))
+        self._last(self._network.unplug(seat // NODE_RANKS), seconds)
+
+    def _slow(self, seat: int) -> None:
+        assert self._network is not None
+        rate = self._random.choice(("128kbit", "512kbit", "2mbit"))
+        self._excuse(self._node(seat), 2.0)
+        self._last(self._network.slow(seat // NODE_RANKS, rate), 2.0)
+
+    def _forget(self, seat: int) -> None:
+        assert self._network is not None
+        mend = self._network.forget(seat // NODE_RANKS)
+        self._last(mend, self._random.choice((0.01, 0.6, 1.5)))
+
+    def _power_off(self, seat: int) -> None:
+        assert self._network is not None
+        node = seat // NODE_RANKS
+        mends = [self._network.silence(*way) for way in ((node, None), (None, node))]
+        pids = [self._pids[one] for one in self._node(seat) if one in self._pids]
+        self._each(self._kill, seat)
+        for pid in pids:
+            os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
+        self._network.power_off(node)
+        seconds = self._random.choice((0.0, 1.0, 4.5, 8.0))
+        for mend in mends:
+            self._last(mend, seconds)
+
+    def _no_descriptors(self, seat: int) -> None:
+        if seat not in self._pids:
+            return
+        pid, seconds = self._pids[seat], self._random.choice((0.5, 2.0, 6.0))
+        with contextlib.suppress(ProcessLookupError, FileNotFoundError):
+            used = len(list(Path(f"/proc/{pid}/fd").iterdir()))
+            most = used + self._random.choice((-3, 0, 1))
+            before = resource.prlimit(pid, resource.RLIMIT_NOFILE)
+            resource.prlimit(pid, resource.RLIMIT_NOFILE, (most, before[1]))
+            self._excuse([seat], seconds)
+            self._last(lambda: _limit(pid, before), seconds)
+        self._reset(seat)
+
+    # The directory is on a small disk of its own.
+
+    def _fill_disk(self, _: int) -> None:
+        self.limit = REMOVED_SECONDS
+        filler = self._place.parent / "filler"
+        with contextlib.suppress(OSError), filler.open("wb") as file:
+            while True:
+                file.write(bytes(4096))
+                file.flush()
+        self._last(lambda: filler.unlink(missing_ok=True), self._random.choice((0.5, 3.0, 8.0)))
+
+    def _read_only(self, _: int) -> None:
+        self.limit = REMOVED_SECONDS
+        mount = ["mount", "-o"], str(self._place.parent)
+        subprocess.run([*mount[0], "remount,ro", mount[1]], check=False, capture_output=True)
+        mend = [*mount[0], "remount,rw", mount[1]]
+        seconds = self._random.choice((0.5, 3.0, 8.0))
+        self._last(lambda: subprocess.run(mend, check=False) and None, seconds)
+
+    def _take_away(self, _: int) -> None:
+        self.limit = REMOVED_SECONDS
+        away = self._place.with_name("away")
+
+        def bring_back() -> None:
+            while away.exists():
+                shutil.rmtree(self._place, ignore_errors=True)
+                with contextlib.suppress(OSError):  # made anew just now, or the disk is read-only
+                    away.rename(self._place)
+
+        with contextlib.suppress(OSError):
+            self._place.rename(away)
+            self._last(bring_back, self._random.choice((0.5, 3.0, 8.0)))
+
+
+def _limit(pid: int, limits: tuple[int, int]) -> None:
+    with contextlib.suppress(ProcessLookupError):
+        resource.prlimit(pid, resource.RLIMIT_NOFILE, limits)
 
 
 def _go_on(pids: list[int]) -> None:
@@ -252,19 +437,35 @@ def _go_on(pids: list[int]) -> None:
 @click.option("--seed", default=0, show_default=True)
 @click.option("--rounds", default=100, show_default=True)
 @click.option("--mesh", "shape", type=click.Choice(["full", "speakers"]), default="full")
-def main(seed: int, rounds: int, shape: str) -> None:
-    logging.basicConfig(format="%(asctime)s %(process)d %(message)s", stream=sys.stdout)
-    with tempfile.TemporaryDirectory(prefix="chaos") as folder:
-        place = Path(folder) / "meet"
-        with Chaos(place, random.Random(seed), shape == "speakers") as chaos:
-            if "reset connections" not in chaos.kinds:
-                print("no connection is reset: that needs root and ss")
-            longest = chaos.wait()
-            print(f"the first world after {longest:.1f} s", flush=True)
-            for number in range(1, rounds + 1):
-                names = chaos.round()
-                longest = max(longest, seconds := chaos.wait())
-                print(f"round {number}: {', '.join(names)}: {seconds:.1f} s", flush=True)
+@click.option("--network", "on_network", is_flag=True, help="Each node has a network of its own.")
+@click.option("--only", help="Faults whose names match this.")
+def main(seed: int, rounds: int, shape: str, on_network: bool, only: str | None) -> None:
+    logging.basicConfig(
+        format="%(asctime)s %(process)d %(message)s", stream=sys.stdout, level=logging.INFO
+    )
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit("ended"))  # nothing is left behind
+    with contextlib.ExitStack() as stack:
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="chaos")))
+        network = None
+        if on_network:
+            if not is_possible():
+                raise click.ClickException("--network needs root, ip, nft, ss and tc")
+            network = stack.enter_context(Network(NODES))
+            subprocess.run(["mount", "-t", "tmpfs", "-o", "size=1m", "chaos", folder], check=True)
+            stack.callback(subprocess.run, ["umount", "--lazy", folder], check=False)
+        speakers = shape == "speakers"
+        chaos = stack.enter_context(Chaos(folder / "meet", random.Random(seed), speakers, network))
+        if only:
+            chaos.kinds = {n: act for n, act in chaos.kinds.items() if re.search(only, n)}
+        elif "reset connections" not in chaos.kinds:
+            print("no connection is reset: that needs root and ss")
+        longest = chaos.wait()
+        print(f"the first world after {longest:.1f} s", flush=True)
+        for number in range(1, rounds + 1):
+            names = chaos.round()
+            logging.info("round %d: %s", number, ", ".join(names))
+            longest = max(longest, seconds := chaos.wait())
+            print(f"round {number}: {', '.join(names)}: {seconds:.1f} s", flush=True)
     print(f"{rounds} rounds, the longest {longest:.1f} s")
 
 

@@ -11,6 +11,7 @@ from slurm_resilience.training.data.cache.fingerprint import fingerprint
 from slurm_resilience.training.data.loader import ReplayLoader
 from slurm_resilience.training.guards import split_sources
 from slurm_resilience.training.guards.replica_check import RankWords
+from slurm_resilience.training.guards.source_contents import contents_word
 from slurm_resilience.training.process_group import ProcessGroups
 from slurm_resilience.training.recovery.healer import HealProgress
 
@@ -36,6 +37,9 @@ class Loaders:
         """By name; empty for a program that reads its data otherwise."""
         self._asked: dict[str, tuple[int, object]] = {}
         self._sources: dict[str, object] = {}
+        self._contents: dict[str, int] = {}
+        """By name, as they were when the source was given first: its loader keeps that one, and a
+        dataset may fill itself later."""
         self._told: set[str] = set()
         self._taken: dict[str, list[int]] = {}
         """The next batch of each loader when this world began, and after its first updates."""
@@ -78,10 +82,12 @@ class Loaders:
         if before is not None and again and (before[1] != asked or self._is_other(name, source)):
             raise UsageError(f"there is another loader with name={name!r}: give each its own name")
         self._asked[name] = group.view.generation, asked
+        is_new = self._sources.get(name) is not source
         self._sources[name] = source
         rank, world = group.rank, group.view.size
         loader = self.opened.get(name)
         if loader is None:
+            self._contents[name] = contents_word(source)
             loader_kwargs = (
                 {"autocommit": False} | ({} if self._cached else {"cache": False}) | loader_kwargs
             )
@@ -96,6 +102,8 @@ class Loaders:
             )
             self.opened[name] = loader
         else:
+            if is_new and not again and contents_word(source) != self._contents[name]:
+                self._tell_other_contents(name, group)
             loader.rewind()
             loader.reshare(rank, world, microbatches=loader_kwargs.get("microbatches", 0))
         self._place(name, loader)
@@ -121,6 +129,20 @@ class Loaders:
                 loader.end,
             )
 
+    def _tell_other_contents(self, name: str, group: ProcessGroups) -> None:
+        """Warn of a dataset that is another one after a fault; the first rank does that was in the
+        last world."""
+        old = [rank for rank, one in enumerate(group.view.members) if one.status.generation]
+        if old and group.rank == old[0] and f"{name} is other" not in self._told:
+            self._told.add(f"{name} is other")
+            log.warning(
+                "loader %r: the function has made another dataset than when it was entered first, "
+                "with other samples or in another order; this one is not used, but a validation "
+                "part that was split off with it may hold samples that were trained on. Seed what "
+                "splits or shuffles it, or make it by s.once",
+                name,
+            )
+
     def look(self, loader: ReplayLoader, batch: Any) -> None:
         """Note what a batch holds whose source splits by rank itself."""
         if loader.kind == "batches":
@@ -132,7 +154,11 @@ class Loaders:
         maps = {name: one for name, one in self.opened.items() if one.kind == "map"}
         lengths = [(name, one.order.length) for name, one in maps.items()]
         length = content_digest(sorted(lengths)) if lengths else 0
-        return RankWords(stream_at=at, stream=stream, length=length, batch=self._batch_word)
+        held = [self._contents[name] for name in sorted(maps)]
+        content = content_digest(held) if any(held) else 0
+        return RankWords(
+            stream_at=at, stream=stream, length=length, content=content, batch=self._batch_word
+        )
 
     def healed(self) -> None:
         """Go to the position that came with a new state."""

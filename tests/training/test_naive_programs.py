@@ -235,6 +235,63 @@ def test_a_dataset_that_is_split_by_rank_is_told(run: Program) -> None:
     warned(run(body), "on rank 1 the dataset has another length than elsewhere")
 
 
+@pytest.mark.parametrize(
+    "made",
+    [
+        "torch.utils.data.random_split(DATA, [56, 8], torch.Generator().manual_seed(s.rank))[0]",
+        "[DATA[n] for n in torch.randperm(64, generator=torch.Generator().manual_seed(s.rank))]",
+        "Files(s.rank)",
+    ],
+    ids=["split at random", "shuffled", "files in the order of a directory"],
+)
+def test_a_dataset_that_holds_other_samples_is_told(run: Program, made: str) -> None:
+    """Samples came twice, others never, and validation samples were trained on, without a word."""
+    parts = """
+    class Files(torch.utils.data.Dataset):
+        def __init__(self, start):
+            self.files = [f"/data/{(n + start) % 64}" for n in range(64)]
+            self.read = [None] * 64
+
+        def __len__(self):
+            return 64
+
+        def __getitem__(self, index):
+            self.read[index] = DATA[int(self.files[index][6:])]
+            return self.read[index]
+    """
+    body = f"part = {made}\n" + USUAL.strip().replace("s.loader(DATA,", "s.loader(part,")
+    warned(run(body, parts), "on rank 1 the dataset holds other samples than elsewhere")
+
+
+def test_a_dataset_that_keeps_what_it_has_read_is_told_nothing(run: Program) -> None:
+    """A replaced rank has read nothing yet."""
+    parts = """
+    class Kept(torch.utils.data.Dataset):
+        def __init__(self):
+            self.read = [None] * 64
+
+        def __len__(self):
+            return 64
+
+        def __getitem__(self, index):
+            self.read[index] = DATA[index]
+            return self.read[index]
+
+    KEPT = Kept()
+    """
+    body = USUAL.replace("s.loader(DATA,", "s.loader(KEPT,").replace("steps=4", "steps=8")
+    done = run(body, parts, inject="kill:rank=1,step=3")
+    assert done.returncode == 0 and "dataset" not in done.stderr, done.stderr[-4000:]
+
+
+def test_a_split_that_is_made_anew_after_a_fault_is_told(run: Program) -> None:
+    """Its validation part held samples that had been trained on."""
+    split = "part, held_out = torch.utils.data.random_split(DATA, [56, 8])\n"
+    body = USUAL.replace("for x, y", f"{split}for x, y").replace("s.loader(DATA,", "s.loader(part,")
+    done = run(body.replace("steps=4", "steps=8"), inject="exception:rank=1,step=5")
+    warned(done, "the function has made another dataset than when it was entered first")
+
+
 # --- the state ----------------------------------------------------------------------------------
 
 

@@ -49,6 +49,8 @@ class RankWords(NamedTuple):
     """Checksum of the first samples there, before they are shared out."""
     length: int = 0
     """Checksum of the lengths of datasets."""
+    content: int = 0
+    """Checksum of what datasets in memory hold."""
     batch: int = 0
     """Checksum of a batch whose source splits by rank itself."""
     certified: int = 0
@@ -76,8 +78,11 @@ def differences(rows: Sequence[RankWords], replica_size: int) -> list[RankDiffer
     if odd := [rank for part in parts for rank in _odd(rows, part, "state")]:
         found.append(RankDifference("state", tuple(sorted(odd))))
     everyone = range(len(rows))
-    if odd := _odd(rows, everyone, "length"):
-        found.append(RankDifference("length", tuple(odd)))
+    for field in ("length", "content"):
+        # One of another length holds other samples as well: that is told once.
+        if odd := _odd(rows, everyone, field):
+            found.append(RankDifference(field, tuple(odd)))
+            break
     by_number = defaultdict(list)
     for rank in everyone:
         by_number[rows[rank].stream_at].append(rank)
@@ -321,6 +326,11 @@ _LINES = {
     "length": (
         "s.loader: on {ranks} the dataset has another length than elsewhere: it is split by rank "
         "already. s.loader splits it once more, so samples never come: give the whole dataset"
+    ),
+    "content": (
+        "s.loader: on {ranks} the dataset holds other samples than elsewhere, or in another order: "
+        "some come twice, and others never. Seed what splits or shuffles it "
+        "(random_split(…, generator=torch.Generator().manual_seed(0))), and sort lists of files"
     ),
     "batch": (
         "s.loader: {ranks} were given the same batch: this source does not split by rank, and "

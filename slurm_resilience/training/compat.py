@@ -171,6 +171,17 @@ def let_reducer_go(wrapper: Any) -> None:
 
 
 @seen("2.13")
+def is_unreduced(wrapper: nn.parallel.DistributedDataParallel) -> bool:
+    """Tell whether a DDP wrapper still waits for gradients of the last backward, so that what the
+    parameters have was not exchanged, or not all of it."""
+    try:
+        wrapper.reducer._check_reducer_finalized()
+    except RuntimeError:
+        return True
+    return False
+
+
+@seen("2.13")
 def noted_hooks(wrapper: nn.parallel.DistributedDataParallel) -> list[Any]:
     """Return the list in which a DDP wrapper notes its communication hooks. A hook that torch
     refuses is noted nevertheless, and must be taken out."""

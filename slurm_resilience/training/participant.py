@@ -5,6 +5,8 @@ from __future__ import annotations
 import contextlib
 import logging
 
+from torch import nn
+
 from slurm_resilience.errors import UsageError
 from slurm_resilience.mesh.mesh import Mesh
 from slurm_resilience.mesh.model import GenerationEnd, PeerStatus, Phase, View
@@ -197,6 +199,22 @@ class Participant:
                 "nothing is tracked: s.track(model=…, opt=…) comes before the first step"
             )
         self.refuse_void()
+
+    def refuse_unreduced(self, wrapper: nn.parallel.DistributedDataParallel) -> None:
+        """Refuse a step whose gradients this rank has not exchanged. torch says so when the next
+        forward begins; by then each replica would have been changed by gradients of its own.
+
+        Raises:
+            UsageError: always.
+        """
+        named = wrapper.module.named_parameters()
+        unused = [name for name, one in named if one.requires_grad and one.grad is None]
+        more = f" and {len(unused) - 3} more" if len(unused) > 3 else ""
+        raise UsageError(
+            "the gradients of this step were not exchanged between the ranks, since the loss does "
+            f"not depend on all parameters ({', '.join(unused[:3]) or 'some'}{more}): wrap with "
+            "s.ddp(model, find_unused_parameters=True), or freeze what is not used"
+        )
 
     def compare_ranks(self) -> None:
         """Compare this rank with the others, before an update.

@@ -169,6 +169,18 @@ def _() -> None:
     gc.collect()
 
 
+@tries("is_unreduced")
+def _() -> None:
+    used, unused = linear(), linear()
+    wrapper = nn.parallel.DistributedDataParallel(nn.ModuleDict({"used": used, "unused": unused}))
+    wrapper.module.forward = lambda x: used(x)  # type: ignore[method-assign]
+    with wrapper.no_sync():
+        wrapper(torch.ones(1, 2)).sum().backward()
+    assert not compat.is_unreduced(wrapper)
+    wrapper(torch.ones(1, 2)).sum().backward()
+    assert compat.is_unreduced(wrapper)
+
+
 @tries("noted_hooks")
 def _() -> None:
     wrapper = nn.parallel.DistributedDataParallel(linear())

@@ -446,6 +446,40 @@ def test_a_schedule_that_steps_after_the_update_is_told(run: Program) -> None:
     warned(run(body, parts), "schedule steps outside of s.update()")
 
 
+PARTS_UNUSED = """
+class Two(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.used, self.unused, self.calls = nn.Linear(8, 1), nn.Linear(8, 1), 0
+
+    def forward(self, x):
+        self.calls += 1
+        return self.used(x) if {unused} else self.used(x) + self.unused(x)
+
+def build():
+    torch.manual_seed(0)
+    model = Two()
+    return model, torch.optim.SGD(model.parameters(), 0.01)
+"""
+
+
+@pytest.mark.parametrize("wrapped", ["s.ddp(model)", "nn.parallel.DistributedDataParallel(model)"])
+@pytest.mark.parametrize("unused", ["True", "dist.get_rank() == 1 and self.calls == 3"])
+def test_gradients_that_ddp_has_not_exchanged_are_refused(
+    run: Program, wrapped: str, unused: str
+) -> None:
+    """torch says so at the next forward. That was taken for a fault, and repeated: in each step the
+    replicas were changed by gradients of their own, and the training ended with success."""
+    done = run(USUAL.replace("s.ddp(model)", wrapped), PARTS_UNUSED.format(unused=unused))
+    refused(done, "were not exchanged between the ranks")
+    assert "unused.weight, unused.bias" in done.stderr
+
+
+def test_parameters_without_a_use_that_ddp_is_told_of_are_taken(run: Program) -> None:
+    more = "s.ddp(model, find_unused_parameters=True)"
+    told_nothing(run(USUAL.replace("s.ddp(model)", more), PARTS_UNUSED.format(unused="True")))
+
+
 SLOW = """
 class Lookahead(torch.optim.Optimizer):
     '''Keeps slow weights beside what torch's optimizers keep.'''

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import weakref
 from collections.abc import Callable, Iterator
 from datetime import timedelta
 from enum import Enum
@@ -12,13 +11,13 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch.nn.modules.module import register_module_module_registration_hook
 
 from slurm_resilience.errors import UsageError
 from slurm_resilience.mesh.mesh import Mesh
 from slurm_resilience.mesh.model import View
 from slurm_resilience.training import compat
 from slurm_resilience.training.process_group.abort import Graveyard
+from slurm_resilience.training.process_group.ddp_wrappers import DdpWrappers
 from slurm_resilience.training.process_group.device_meshes import DEVICE_MESHES
 from slurm_resilience.training.process_group.group_sockets import GroupSockets
 from slurm_resilience.training.process_group.mesh_store import MeshStore
@@ -76,9 +75,7 @@ class ProcessGroups:
         self.sockets = GroupSockets(both_ways=backend == "nccl")
         self.nccl = NcclPart(backend, view.size)
         self._holders: list[Any] = []
-        self._wrappers: weakref.WeakSet[nn.Module] = weakref.WeakSet()
-        """DDP's, made in this world by the program itself too."""
-        self._listening: Any = None
+        self.wrappers = DdpWrappers()
         self._store: Any = None
         self._gone = False
         self._forming = False
@@ -98,7 +95,7 @@ class ProcessGroups:
             RuntimeError, dist.DistStoreError: a member is gone, or did not come.
         """
         DEVICE_MESHES.world_begins()
-        self._listening = register_module_module_registration_hook(self._note_wrapper)
+        self.wrappers.listen()
         # The mesh opens no socket meanwhile: what is new afterwards belongs to the group.
         # torch keeps the store for sub-groups, but not the Python half of it.
         self._store = store
@@ -212,10 +209,8 @@ class ProcessGroups:
         if self._gone:
             return
         self._gone = True
-        if self._listening is not None:
-            self._listening.remove()
         self.sockets.cut()
-        held = {id(one): one for one in (*self._holders, *self._wrappers)}
+        held = {id(one): one for one in (*self._holders, *self.wrappers.leave())}
         dead, wrappers = [*compat.known_groups(), self._store], list(held.values())
         self._holders = []
         for wrapper in wrappers:
@@ -230,10 +225,6 @@ class ProcessGroups:
             with contextlib.suppress(Exception):
                 dist.destroy_process_group()
         _graveyard.bury(dead, wrappers, self.sockets)
-
-    def _note_wrapper(self, module: nn.Module, _name: str, _inside: nn.Module | None) -> None:
-        if isinstance(module, nn.parallel.DistributedDataParallel):
-            self._wrappers.add(module)
 
 
 def _refuse_left(*_: Any) -> None:

@@ -29,7 +29,8 @@ class Update:
         """Begin to change the state.
 
         Raises:
-            UsageError: an update is under way, or nothing is tracked.
+            UsageError: an update is under way, or nothing is tracked, or gradients were not
+                exchanged.
             RuntimeError: an earlier update was left by an exception.
             Interrupted: the world is over, or a model is in parts and no rank finishes this step.
         """
@@ -47,6 +48,8 @@ class Update:
             participant.leave_if_cut()
         if updates.microbatch_step is not None:
             updates.microbatch_step.refuse_unfinished()
+        if (wrapper := group.wrappers.unreduced()) is not None:
+            participant.refuse_unreduced(wrapper)
         if not watched.is_done:
             watched.begin(knows_place=updates.asked_step or bool(self._loaders.opened))
         certify = self._certifies and participant.healer.is_certificate_due(progress.step)

@@ -480,6 +480,43 @@ def test_parameters_without_a_use_that_ddp_is_told_of_are_taken(run: Program) ->
     told_nothing(run(USUAL.replace("s.ddp(model)", more), PARTS_UNUSED.format(unused="True")))
 
 
+MICROBATCHES = """
+model, opt = s.once(build)
+s.track(model=model, opt=opt)
+net = {net}
+for step in s.microbatches(DATA, net, size=2, count=4, steps=4, epochs=None):
+    for x, y in step:
+        {before}
+        step.backward(nn.functional.mse_loss(net(x), y))
+        {after}
+    with s.update():
+        opt.step()
+"""
+
+
+@pytest.mark.parametrize("net", ["s.ddp(model)", "model"])
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        ("opt.zero_grad()", ""),
+        ("", "nn.utils.clip_grad_norm_(model.parameters(), 1e-3)"),
+        ("model.weight.square().sum().backward()", ""),
+    ],
+    ids=["zero_grad", "clipping", "another backward"],
+)
+def test_gradients_that_change_between_microbatches_are_refused(
+    run: Program, net: str, before: str, after: str
+) -> None:
+    """A step was made with the last microbatch alone, without a word."""
+    done = run(MICROBATCHES.format(net=net, before=before, after=after))
+    refused(done, "the gradients were changed between two microbatches of a step")
+
+
+@pytest.mark.parametrize("net", ["s.ddp(model, gradient_as_bucket_view=True)", "model"])
+def test_microbatches_without_a_change_are_told_nothing(run: Program, net: str) -> None:
+    told_nothing(run(MICROBATCHES.format(net=net, before="", after="")))
+
+
 SLOW = """
 class Lookahead(torch.optim.Optimizer):
     '''Keeps slow weights beside what torch's optimizers keep.'''

@@ -35,8 +35,33 @@ class GradientSums(Protocol):
     def after(self, call: int) -> None:
         """Take the gradient of this rank's microbatch of that number, from 0."""
 
+    def is_touched(self) -> bool:
+        """Tell whether something has changed the gradients since `after`."""
+
     def finish(self, divisor: float) -> None:
         """Give each parameter the gradient of the whole step."""
+
+
+class _Touch:
+    """Sees that something changes gradients between two microbatches: a `zero_grad`, clipping."""
+
+    def __init__(self, parameters: Sequence[nn.Parameter]) -> None:
+        self._parameters = parameters
+        self._noted: tuple[nn.Parameter, torch.Tensor, int] | None = None
+
+    def note(self) -> None:
+        """Note them; the first is enough, since who changes them changes all."""
+        for parameter in self._parameters:
+            if (gradient := parameter.grad) is not None:
+                self._noted = parameter, gradient, compat.versions([gradient])[0]
+                return
+
+    def is_seen(self) -> bool:
+        """Tell whether they were changed since."""
+        if self._noted is None:
+            return False
+        parameter, gradient, version = self._noted
+        return parameter.grad is not gradient or compat.versions([gradient])[0] != version
 
 
 class AveragedSums:
@@ -48,6 +73,7 @@ class AveragedSums:
     def __init__(self, nets: Sequence[nn.Module], world: int) -> None:
         self._nets = nets
         self._parameters: list[nn.Parameter] = []
+        self._touch = _Touch(())
         self._world = world
 
     def begin(self, step: StepSpan) -> None:
@@ -55,12 +81,17 @@ class AveragedSums:
         self._parameters = list(_trained(self._nets))
         for parameter in self._parameters:
             parameter.grad = None
+        self._touch = _Touch(self._parameters)
 
     def before(self, *, last: bool) -> None:
         _let_synchronize(self._nets, last)
 
     def after(self, call: int) -> None:
-        """Do nothing: autograd has added the gradient, with weight 0 where it only padded."""
+        """Autograd has added the gradient, with weight 0 where it only padded."""
+        self._touch.note()
+
+    def is_touched(self) -> bool:
+        return self._touch.is_seen()
 
     def finish(self, divisor: float) -> None:
         for parameter in self._parameters:
@@ -74,17 +105,23 @@ class PlainSums:
     def __init__(self, nets: Sequence[nn.Module], world: int) -> None:
         self._nets = nets
         self._layout = GradientLayout(nets)
+        self._touch = _Touch(())
         self._world = world
 
     def begin(self, step: StepSpan) -> None:
         self._layout = GradientLayout(self._nets)
         self._layout.clear()
+        self._touch = _Touch(self._layout.parameters)
 
     def before(self, *, last: bool) -> None:
         """Do nothing: no wrapper communicates."""
 
     def after(self, call: int) -> None:
-        """Do nothing: autograd has added the gradient, with weight 0 where it only padded."""
+        """Autograd has added the gradient, with weight 0 where it only padded."""
+        self._touch.note()
+
+    def is_touched(self) -> bool:
+        return self._touch.is_seen()
 
     def finish(self, divisor: float) -> None:
         present = self._layout.present()
@@ -146,6 +183,10 @@ class TreeSums:
             self._present = [max(pair) for pair in zip(self._present, present, strict=True)]
             self._sum.put(TreeNode(0, leaves[call]), self._layout.take())
         self._layout.clear()
+
+    def is_touched(self) -> bool:
+        """They are kept in the tree, out of reach."""
+        return False
 
     def finish(self, divisor: float) -> None:
         peers = self._shares[self._rank % self._together :: self._together]
@@ -236,6 +277,11 @@ class GradientLayout:
             wide = torch.promote_types(parameter.dtype, torch.float32)
             groups.setdefault((wide, parameter.device), []).append(parameter)
         self._groups = groups
+
+    @property
+    def parameters(self) -> Sequence[nn.Parameter]:
+        """Those that train."""
+        return self._parameters
 
     @property
     def flats(self) -> list[tuple[int, torch.dtype, torch.device]]:

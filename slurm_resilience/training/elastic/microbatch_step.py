@@ -116,6 +116,12 @@ class MicrobatchStep:
             raise UsageError("step.backward(loss) comes once for each microbatch of the step")
         if self._at > 0 and (tokens is None) != (self._tokens is None):
             raise UsageError("give step.backward tokens= for each microbatch, or for none")
+        if self._at > 0 and self._sums.is_touched():
+            raise UsageError(
+                "the gradients were changed between two microbatches of a step (zero_grad, "
+                "clipping, another backward?), so its sum is lost. They begin at zero with each "
+                "step: leave zero_grad out, and clip after the loop over the microbatches"
+            )
         number, counts = self._calls[self._at]
         own = self._sizes[number - self.span.first] if tokens is None else 1
         factor = own / self._setting.size if counts else 0.0

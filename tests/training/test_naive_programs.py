@@ -446,6 +446,54 @@ def test_a_schedule_that_steps_after_the_update_is_told(run: Program) -> None:
     warned(run(body, parts), "schedule steps outside of s.update()")
 
 
+@pytest.mark.parametrize(
+    "update",
+    ["s.update()\n    opt.step()", "opt.step()\n    with s.update():\n        pass"],
+    ids=["without with", "before it"],
+)
+def test_an_optimizer_that_steps_outside_is_told(run: Program, update: str) -> None:
+    """Without any update it was told after a hundred batches; else in words on loaded weights."""
+    steps = "    with s.update():\n        opt.step()\n        opt.zero_grad()"
+    done = run(USUAL.replace(steps, f"    {update}\n    opt.zero_grad()"))
+    warned(done, "an optimizer steps outside of s.update()")
+    assert "changed between" not in done.stderr, done.stderr[-4000:]
+
+
+@pytest.mark.parametrize("when", ["s.step % 4 == 3", "s.step % 4 == 0"])
+def test_gradients_that_are_added_up_over_updates_are_told(run: Program, when: str) -> None:
+    """After a fault the step was made with the gradients of some of its batches."""
+    step = f"        if {when}:\n            opt.step()\n            opt.zero_grad()\n"
+    body = USUAL.replace("        opt.step()\n        opt.zero_grad()\n", step)
+    warned(run(body), "its gradients were kept for the next one")
+
+
+@pytest.mark.parametrize("where", ["at its end", "before each batch"])
+def test_an_update_that_skips_its_step_is_told_nothing(run: Program, where: str) -> None:
+    body = USUAL.replace("opt.step()", "s.step < 1 or opt.step()")
+    if where == "before each batch":
+        body = body.replace("        opt.zero_grad()\n", "")
+        body = body.replace("    nn.functional", "    opt.zero_grad()\n    nn.functional")
+    told_nothing(run(body))
+
+
+@pytest.mark.parametrize("place", ["before a batch's forward", "after track"])
+def test_a_learning_rate_that_is_set_outside_is_told(run: Program, place: str) -> None:
+    """One that was halved before a fault was halved once more after it."""
+    by_hand = "for group in opt.param_groups: group['lr'] *= 0.5\n"
+    if place == "after track":
+        body = USUAL.replace("net = s.ddp", f"{by_hand}net = s.ddp")
+    else:
+        body = USUAL.replace(
+            "    nn.functional", f"    if s.step == 3:\n        {by_hand}    nn.functional"
+        )
+    warned(run(body), "a learning rate is set outside of s.update()")
+
+
+def test_a_learning_rate_that_is_set_inside_is_told_nothing(run: Program) -> None:
+    by_hand = "for group in opt.param_groups: group['lr'] = 0.01 / (1 + s.step)\n"
+    told_nothing(run(USUAL.replace("        opt.step()", f"        {by_hand}        opt.step()")))
+
+
 PARTS_UNUSED = """
 class Two(nn.Module):
     def __init__(self):

@@ -13,7 +13,7 @@ from torch import nn
 from slurm_resilience.training.compat import is_gradient_scaler
 from slurm_resilience.training.content_digest import content_digest
 from slurm_resilience.training.guards.late_additions import LateAdditions
-from slurm_resilience.training.guards.untracked_optimizers import UntrackedOptimizers
+from slurm_resilience.training.guards.optimizer_watch import OptimizerWatch
 from slurm_resilience.training.state import Tracked
 from slurm_resilience.training.state.adapters import has_own_state
 
@@ -22,6 +22,10 @@ log = logging.getLogger("sres.training")
 CLOSELY = 2
 """Updates of each world, after the first, before which everything is looked at. Later it is the
 steps of schedulers, and pieces of some parameters, of others each time."""
+STEP_OUTSIDE = (
+    "an optimizer steps outside of s.update(), and such a step is not kept: a fault undoes it, or "
+    "loses the state. Put it inside: `with s.update(): opt.step()`"
+)
 
 
 class StateWatch:
@@ -29,7 +33,7 @@ class StateWatch:
 
     def __init__(self) -> None:
         self._told: set[str] = set()
-        self._untracked = UntrackedOptimizers()
+        self._optimizing = OptimizerWatch(lambda: self._warn(STEP_OUTSIDE))
         self._late = LateAdditions()
         self.enter(None, {}, tell=False)
 
@@ -48,9 +52,6 @@ class StateWatch:
         """True where nothing more is looked for in this world: on a rank that tells nothing, after
         the first updates. (In those, all ranks ask the training's own objects for their state,
         which may take a collective.)"""
-        self._untracked.stop()
-        if tracked is not None and tell:
-            self._untracked.listen()
         self._modules = [one for one in objects.values() if isinstance(one, nn.Module)]
         self._schedules = {
             name: one for name, one in objects.items() if isinstance(_steps(one), int)
@@ -66,6 +67,7 @@ class StateWatch:
         }
         modules = {name: one for name, one in objects.items() if isinstance(one, nn.Module)}
         self._late.enter(self._optimizers, modules, listen=tracked is not None and tell)
+        self._optimizing.enter(self._optimizers, self._modules, listen=tracked is not None and tell)
         # The objects themselves, so that no other one gets their id.
         self._states = {name: one.state for name, one in self._optimizers.items()}
         self._counts: dict[str, Any] = {}
@@ -85,29 +87,31 @@ class StateWatch:
         self.is_done = not self._tell and self._updates > CLOSELY + 1
         if self._tracked is None or self.is_done:
             return
-        for name, count in self._counts.items():
-            if _steps(self._schedules[name]) != count:
-                self._warn(
-                    f"{name} steps outside of s.update(): after a fault ranks go on with different "
-                    f"learning rates. Put {name}.step() inside of `with s.update():`"
-                )
-        for line in self._late.found():
+        for line in (*self._found_rates(), *self._late.found()):
             self._warn(line)
-        if used := self._untracked.parts.used():
+        if turn <= CLOSELY and self._optimizing.were_kept():
+            self._warn(
+                "no optimizer stepped in this s.update(), and its gradients were kept for the next "
+                "one: a fault between the two drops them. Make one update for all batches whose "
+                "gradients are added up (`if last: with s.update(): opt.step()`)"
+            )
+        if used := self._optimizing.parts.used():
             self._warn(
                 f"{_some(used)} belongs to the training and is not tracked: a replaced rank begins "
                 "with a new one, and goes on with other learning rates, scales or averages. "
                 "s.track(model=…, opt=…, schedule=…)"
             )
-        if copied := self._untracked.parts.copies.written():
+        if copied := self._optimizing.parts.copies.written():
             self._warn(
                 f"a {_some(copied)} with the parameters' shapes and nearly their values is written "
                 "to and not tracked: if these are averages of the weights, a replaced rank begins "
                 "with new ones. Track them: s.track(model=…, opt=…, average=…), a module, or an "
                 "object with state_dict and load_state_dict; and update them in s.update()"
             )
+        if turn == CLOSELY:
+            self._optimizing.stop()
         if turn > CLOSELY:
-            if changed := self._tracked.written():
+            if not self._optimizing.steps_outside and (changed := self._tracked.written()):
                 self._warn_changed(changed)
             return
         changed = self._tracked.changed()
@@ -122,6 +126,8 @@ class StateWatch:
                     "fault the function begins anew, and so would the loop, with its first batch, "
                     "unless it begins with the step that s.track has returned"
                 )
+        if self._optimizing.steps_outside:
+            changed = ()  # told, in better words
         changed += tuple(
             name for name, one in self._others.items() if self._contents[name] != _content(one)
         )
@@ -151,6 +157,7 @@ class StateWatch:
             collectives: those that this process has begun.
         """
         self._collectives = collectives
+        self._optimizing.entered()
 
     def left(self, collectives: int) -> None:
         """Warn of collectives between the begin of an update and its end.
@@ -158,6 +165,7 @@ class StateWatch:
         Args:
             collectives: as in `entered`.
         """
+        self._optimizing.left()
         if collectives == self._collectives:
             return
         self._warn(
@@ -170,8 +178,26 @@ class StateWatch:
         """Note what an update has left."""
         for name, one in self._schedules.items():
             self._counts[name] = _steps(one)
+        if self._tell:
+            self._optimizing.commit()
         if self._updates <= CLOSELY:
             self._contents = {name: _content(one) for name, one in self._others.items()}
+
+    def _found_rates(self) -> list[str]:
+        """Return in lines which learning rates were set since the last update."""
+        lines = [
+            f"{name} steps outside of s.update(): after a fault ranks go on with different "
+            f"learning rates. Put {name}.step() inside of `with s.update():`"
+            for name, count in self._counts.items()
+            if _steps(self._schedules[name]) != count
+        ]
+        if not lines and self._optimizing.set_by_hand():
+            lines.append(
+                "a learning rate is set outside of s.update(): what was done before a "
+                "fault is done again after it, or was done on some ranks alone. Set it inside of "
+                "`with s.update():`, before the optimizer's step"
+            )
+        return lines
 
     def _look_for_hidden_state(self) -> None:
         for name, one in self._optimizers.items():
@@ -183,11 +209,10 @@ class StateWatch:
                 )
 
     def _look_for_untracked(self) -> None:
-        found = self._untracked.found(self._modules, self._optimizers.values())
-        self._untracked.stop()
+        found = self._optimizing.untracked()
         if self._tell and not self._may_count:
             tracked = (self._modules, self._schedules.values(), self._optimizers.values())
-            self._untracked.parts.look(chain(*tracked, self._others.values()), self._modules)
+            self._optimizing.parts.look(chain(*tracked, self._others.values()), self._modules)
         if found and not self._may_count:
             self._warn(
                 f"the model is trained by an optimizer that is not tracked ({_some(found)}): a "

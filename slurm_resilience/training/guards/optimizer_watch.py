@@ -1,0 +1,135 @@
+"""See what a program does with its optimizers that a fault would undo, or lose."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from itertools import islice
+from typing import Any
+
+import torch
+from torch import nn
+from torch.optim.optimizer import register_optimizer_step_post_hook
+
+from slurm_resilience.training.guards.untracked_parts import UntrackedParts
+from slurm_resilience.training.state.describe import local_shard
+
+RATES = 4
+"""Groups of parameters whose learning rates are looked at: who sets them sets all."""
+
+
+class OptimizerWatch:
+    """Listens to all optimizers of the process in the first updates of a world, and looks at the
+    learning rates of the tracked ones in all of them.
+
+    Args:
+        outside: called when one that trains what is tracked steps outside of an update.
+    """
+
+    def __init__(self, outside: Callable[[], None]) -> None:
+        self._tell_outside = outside
+        self.parts = UntrackedParts()
+        """Objects that go with an optimizer."""
+        self._stepped: list[torch.optim.Optimizer] = []
+        self._handle: Any = None
+        self.enter({}, (), listen=False)
+
+    def enter(
+        self,
+        optimizers: Mapping[str, torch.optim.Optimizer],
+        modules: Sequence[nn.Module],
+        *,
+        listen: bool,
+    ) -> None:
+        """Begin a new world.
+
+        Args:
+            optimizers: name → tracked.
+            modules: the same.
+            listen: note each optimizer that steps.
+        """
+        self.stop()
+        self._optimizers, self._modules = optimizers, modules
+        groups = (group for one in optimizers.values() for group in one.param_groups)
+        self._groups = list(islice(groups, RATES))
+        self._rates: list[Any] = []
+        self._inside = False
+        self._count = self._before = 0
+        """Steps of all optimizers, and those before the update."""
+        self.steps_outside = False
+        """One that trains what is tracked has stepped outside of an update."""
+        self._left: list[tuple[torch.Tensor, torch.Tensor]] = []
+        """Parameter and gradient, at the end of an update in which no optimizer stepped."""
+        self.commit()
+        if listen:
+            self._handle = register_optimizer_step_post_hook(self._note)
+
+    def stop(self) -> None:
+        """Listen no more, and forget what was noted."""
+        if self._handle is not None:
+            self._handle.remove()
+            self._handle = None
+        self._stepped.clear()
+
+    def commit(self) -> None:
+        """Note the learning rates that an update has left."""
+        self._rates = [group.get("lr") for group in self._groups]
+
+    def set_by_hand(self) -> bool:
+        """Tell whether a learning rate was set since the last update. One in a tensor is changed in
+        place: it may lie on a device, and would have to be waited for."""
+        return self._rates != [group.get("lr") for group in self._groups]
+
+    def entered(self) -> None:
+        """Note that an update is entered."""
+        self._inside, self._before = True, self._count
+
+    def left(self) -> None:
+        """Note the end of an update: if no optimizer stepped, which gradients there are. One that
+        was skipped for infinite gradients, as a gradient scaler does, has none that count."""
+        self._inside = False
+        if self._handle is None or self._count != self._before:
+            return
+        found = [
+            (parameter, parameter.grad)
+            for optimizer in self._optimizers.values()
+            for parameter in _parameters(optimizer)
+            if parameter.grad is not None
+        ]
+        total = sum(float(local_shard(gradient).abs().sum()) for _, gradient in found)
+        self._left = found if 0 < total < math.inf else []
+
+    def were_kept(self) -> bool:
+        """Tell whether an update begins with the gradients that the one before has left, to which
+        those of its batch were added."""
+        left, self._left = self._left, []
+        return any(parameter.grad is gradient for parameter, gradient in left)
+
+    def untracked(self) -> tuple[str, ...]:
+        """Return the kinds of those that stepped, have parameters of what is tracked, and share
+        none with an optimizer that is tracked: one may be wrapped in another."""
+        trained = self._trained()
+        known = {id(p) for one in self._optimizers.values() for p in _parameters(one)}
+        kinds = [
+            type(one).__name__
+            for one in self._stepped
+            if (mine := {id(p) for p in _parameters(one)}) & trained and not mine & known
+        ]
+        return tuple(dict.fromkeys(kinds))
+
+    def _trained(self) -> set[int]:
+        return {id(one) for module in self._modules for one in module.parameters()}
+
+    def _note(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
+        self._count += 1
+        if not any(one is optimizer for one in self._stepped):
+            self._stepped.append(optimizer)
+        if not self._inside and not self.steps_outside:
+            trained = self._trained()
+            if any(id(one) in trained for one in _parameters(optimizer)):
+                self.steps_outside = True
+                self._tell_outside()
+
+
+def _parameters(optimizer: torch.optim.Optimizer) -> Iterable[torch.Tensor]:
+    return (one for group in optimizer.param_groups for one in group["params"])

@@ -207,13 +207,15 @@ class Participant:
         Raises:
             UsageError: always.
         """
-        named = wrapper.module.named_parameters()
-        unused = [name for name, one in named if one.requires_grad and one.grad is None]
+        without = {n: p for n, p in wrapper.module.named_parameters() if p.grad is None}
+        # What was frozen after it was wrapped is waited for, too.
+        unused = [n for n, p in without.items() if p.requires_grad] or list(without) or ["some"]
         more = f" and {len(unused) - 3} more" if len(unused) > 3 else ""
         raise UsageError(
             "the gradients of this step were not exchanged between the ranks, since the loss does "
-            f"not depend on all parameters ({', '.join(unused[:3]) or 'some'}{more}): wrap with "
-            "s.ddp(model, find_unused_parameters=True), or freeze what is not used"
+            f"not depend on all parameters that DDP waits for ({', '.join(unused[:3])}{more}): "
+            "wrap with s.ddp(model, find_unused_parameters=True), or freeze what is not used "
+            "before s.ddp"
         )
 
     def compare_ranks(self) -> None:

@@ -498,10 +498,10 @@ PARTS_UNUSED = """
 class Two(nn.Module):
     def __init__(self):
         super().__init__()
-        self.used, self.unused, self.calls = nn.Linear(8, 1), nn.Linear(8, 1), 0
+        self.used, self.unused, self.calls = nn.Linear(8, 1), nn.Linear(8, 1), []
 
     def forward(self, x):
-        self.calls += 1
+        self.calls.append(1)
         return self.used(x) if {unused} else self.used(x) + self.unused(x)
 
 def build():
@@ -512,7 +512,7 @@ def build():
 
 
 @pytest.mark.parametrize("wrapped", ["s.ddp(model)", "nn.parallel.DistributedDataParallel(model)"])
-@pytest.mark.parametrize("unused", ["True", "dist.get_rank() == 1 and self.calls == 3"])
+@pytest.mark.parametrize("unused", ["True", "dist.get_rank() == 1 and len(self.calls) == 3"])
 def test_gradients_that_ddp_has_not_exchanged_are_refused(
     run: Program, wrapped: str, unused: str
 ) -> None:
@@ -526,6 +526,42 @@ def test_gradients_that_ddp_has_not_exchanged_are_refused(
 def test_parameters_without_a_use_that_ddp_is_told_of_are_taken(run: Program) -> None:
     more = "s.ddp(model, find_unused_parameters=True)"
     told_nothing(run(USUAL.replace("s.ddp(model)", more), PARTS_UNUSED.format(unused="True")))
+
+
+COUNTING = """
+class Counting(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.line, self.cached = nn.Linear(8, 1), torch.zeros(1)
+        {made}
+
+    def forward(self, x):
+        {counts}
+        self.cached = x.detach().mean(0)
+        return self.line(x) * {used}
+
+def build():
+    torch.manual_seed(0)
+    model = Counting()
+    return model, torch.optim.SGD(model.parameters(), 0.01)
+"""
+
+
+@pytest.mark.parametrize(
+    ("made", "counts", "used", "told"),
+    [
+        ("self.warm = 0", "self.warm += 1", "(1 + self.warm)", "model.warm counts in each step"),
+        ("self.mean = torch.ones(1)", "self.mean.mul_(0.9)", "self.mean", "model.mean counts in"),
+        ("self.register_buffer('warm', torch.zeros(()))", "self.warm += 1", "(1 + self.warm)", ""),
+    ],
+    ids=["a number", "a tensor", "a buffer"],
+)
+def test_state_in_a_modules_attributes_is_told(
+    run: Program, made: str, counts: str, used: str, told: str
+) -> None:
+    """A repeated step counted twice, and a replaced rank computed with another number."""
+    done = run(USUAL, COUNTING.format(made=made, counts=counts, used=used))
+    warned(done, told) if told else told_nothing(done)
 
 
 MICROBATCHES = """

@@ -68,6 +68,8 @@ class StateWatch:
         modules = {name: one for name, one in objects.items() if isinstance(one, nn.Module)}
         self._late.enter(self._optimizers, modules, listen=tracked is not None and tell)
         self._optimizing.enter(self._optimizers, self._modules, listen=tracked is not None and tell)
+        if tracked is not None and tell:
+            self._optimizing.parts.attributes.begin(modules)
         # The objects themselves, so that no other one gets their id.
         self._states = {name: one.state for name, one in self._optimizers.items()}
         self._counts: dict[str, Any] = {}
@@ -95,19 +97,7 @@ class StateWatch:
                 "one: a fault between the two drops them. Make one update for all batches whose "
                 "gradients are added up (`if last: with s.update(): opt.step()`)"
             )
-        if used := self._optimizing.parts.used():
-            self._warn(
-                f"{_some(used)} belongs to the training and is not tracked: a replaced rank begins "
-                "with a new one, and goes on with other learning rates, scales or averages. "
-                "s.track(model=…, opt=…, schedule=…)"
-            )
-        if copied := self._optimizing.parts.copies.written():
-            self._warn(
-                f"a {_some(copied)} with the parameters' shapes and nearly their values is written "
-                "to and not tracked: if these are averages of the weights, a replaced rank begins "
-                "with new ones. Track them: s.track(model=…, opt=…, average=…), a module, or an "
-                "object with state_dict and load_state_dict; and update them in s.update()"
-            )
+        self._warn_of_parts()
         if turn == CLOSELY:
             self._optimizing.stop()
         if turn > CLOSELY:
@@ -198,6 +188,28 @@ class StateWatch:
                 "`with s.update():`, before the optimizer's step"
             )
         return lines
+
+    def _warn_of_parts(self) -> None:
+        """Warn of what goes with the modules and optimizers that are tracked, and is not."""
+        if used := self._optimizing.parts.used():
+            self._warn(
+                f"{_some(used)} belongs to the training and is not tracked: a replaced rank begins "
+                "with a new one, and goes on with other learning rates, scales or averages. "
+                "s.track(model=…, opt=…, schedule=…)"
+            )
+        if copied := self._optimizing.parts.copies.written():
+            self._warn(
+                f"a {_some(copied)} with the parameters' shapes and nearly their values is written "
+                "to and not tracked: if these are averages of the weights, a replaced rank begins "
+                "with new ones. Track them: s.track(model=…, opt=…, average=…), a module, or an "
+                "object with state_dict and load_state_dict; and update them in s.update()"
+            )
+        if counted := self._optimizing.parts.attributes.counted():
+            self._warn(
+                f"{_some(counted)} counts in each step and is no buffer: a step that is repeated "
+                "after a fault counts twice, and a replaced rank begins anew. If the result "
+                "depends on it: register_buffer, or get_extra_state and set_extra_state"
+            )
 
     def _look_for_hidden_state(self) -> None:
         for name, one in self._optimizers.items():

@@ -18,6 +18,7 @@ from torch.optim.swa_utils import AveragedModel
 
 from slurm_resilience.training.compat import is_gradient_scaler, is_scaler_used, versions
 from slurm_resilience.training.guards.kept_copies import KeptCopies
+from slurm_resilience.training.guards.plain_attributes import PlainAttributes
 
 MOST_OBJECTS = 3_000_000
 """In a process with more (a dataset of Python objects), looking through them takes seconds."""
@@ -36,6 +37,7 @@ class UntrackedParts:
     def __init__(self) -> None:
         self._looked = False
         self.copies = KeptCopies()
+        self.attributes = PlainAttributes()
         self._found: list[_Part] = []
 
     def look(self, tracked: Iterable[Any], modules: Iterable[nn.Module]) -> None:

@@ -152,7 +152,8 @@ class Session:
 
         Args:
             objects: modules (FSDP ones after `fully_shard`, DDP ones before wrapping), optimizers,
-                schedulers, scalers, tensors, anything with `state_dict` and `load_state_dict`.
+                schedulers, scalers, tensors, random generators, anything with `state_dict` and
+                `load_state_dict`.
 
         Returns:
             Committed optimizer steps that the state contains.

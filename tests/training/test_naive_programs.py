@@ -564,6 +564,43 @@ def test_state_in_a_modules_attributes_is_told(
     warned(done, told) if told else told_nothing(done)
 
 
+GENERATORS = {
+    "torch": ("torch.Generator().manual_seed(0)", "torch.randn(x.shape, generator=noise)"),
+    "numpy": (
+        "__import__('numpy').random.default_rng(0)",
+        "torch.from_numpy(noise.standard_normal(tuple(x.shape))).float()",
+    ),
+    "old numpy": (
+        "__import__('numpy').random.RandomState(0)",
+        "torch.from_numpy(noise.standard_normal(tuple(x.shape))).float()",
+    ),
+    "python": ("__import__('random').Random(0)", "noise.random()"),
+}
+
+
+@pytest.mark.parametrize("kind", GENERATORS)
+def test_a_generator_of_the_programs_own_is_healed(run: Program, kind: str) -> None:
+    """It could not be tracked. A repeated step drew other numbers, and a replaced rank the first
+    ones again."""
+    made, draw = GENERATORS[kind]
+    body = USUAL.replace("s.track(", f"noise = s.once(lambda: {made})\ns.track(noise=noise, ")
+    body = body.replace("net(x)", f"net(x + 0.1 * {draw})").replace("steps=4", "steps=8") + WEIGHTS
+    ends = []
+    for fault in ("", "kill:rank=1,step=3,phase=update", "exception:rank=1,step=5,phase=backward"):
+        done = run(body, inject=fault)
+        assert done.returncode == 0, done.stderr[-4000:]
+        assert "changed between" not in done.stderr and "drawn from" not in done.stderr
+        ends.append({line for line in done.stdout.splitlines() if line.startswith("weights")})
+    assert ends[0] == ends[1] == ends[2] and len(ends[0]) == 1
+
+
+@pytest.mark.parametrize("kind", ["torch", "numpy", "old numpy"])
+def test_a_generator_that_is_not_tracked_is_told(run: Program, kind: str) -> None:
+    made, draw = GENERATORS[kind]
+    body = USUAL.replace("s.track(", f"noise = s.once(lambda: {made})\ns.track(")
+    warned(run(body.replace("net(x)", f"net(x + 0.1 * {draw})")), "is drawn from and not tracked")
+
+
 MICROBATCHES = """
 model, opt = s.once(build)
 s.track(model=model, opt=opt)

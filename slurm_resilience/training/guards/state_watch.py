@@ -16,6 +16,7 @@ from slurm_resilience.training.guards.late_additions import LateAdditions
 from slurm_resilience.training.guards.optimizer_watch import OptimizerWatch
 from slurm_resilience.training.state import Tracked
 from slurm_resilience.training.state.adapters import has_own_state
+from slurm_resilience.training.state.generators import is_generator
 
 log = logging.getLogger("sres.training")
 
@@ -64,6 +65,7 @@ class StateWatch:
             for name, one in objects.items()
             if not isinstance(one, torch.Tensor | nn.Module | torch.optim.Optimizer)
             and name not in self._schedules
+            and not is_generator(one)
         }
         modules = {name: one for name, one in objects.items() if isinstance(one, nn.Module)}
         self._late.enter(self._optimizers, modules, listen=tracked is not None and tell)
@@ -204,6 +206,13 @@ class StateWatch:
                 "with new ones. Track them: s.track(model=…, opt=…, average=…), a module, or an "
                 "object with state_dict and load_state_dict; and update them in s.update()"
             )
+        if drawn := self._optimizing.parts.generators.drawn():
+            self._warn(
+                f"a generator of random numbers ({_some(drawn)}) is drawn from and not tracked: "
+                "after a fault it goes on where it is, and a replaced rank begins anew. Track it, "
+                "s.track(model=…, opt=…, noise=generator); one that a dataset draws from is seeded "
+                "by the sample's index instead"
+            )
         if counted := self._optimizing.parts.attributes.counted():
             self._warn(
                 f"{_some(counted)} counts in each step and is no buffer: a step that is repeated "
@@ -224,7 +233,9 @@ class StateWatch:
         found = self._optimizing.untracked()
         if self._tell and not self._may_count:
             tracked = (self._modules, self._schedules.values(), self._optimizers.values())
-            self._optimizing.parts.look(chain(*tracked, self._others.values()), self._modules)
+            generators = self._tracked.generators() if self._tracked is not None else []
+            more = (self._others.values(), generators)
+            self._optimizing.parts.look(chain(*tracked, *more), self._modules)
         if found and not self._may_count:
             self._warn(
                 f"the model is trained by an optimizer that is not tracked ({_some(found)}): a "

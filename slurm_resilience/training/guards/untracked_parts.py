@@ -18,6 +18,7 @@ from torch.optim.swa_utils import AveragedModel
 
 from slurm_resilience.training.compat import is_gradient_scaler, is_scaler_used, versions
 from slurm_resilience.training.guards.kept_copies import KeptCopies
+from slurm_resilience.training.guards.kept_generators import KeptGenerators
 from slurm_resilience.training.guards.plain_attributes import PlainAttributes
 
 MOST_OBJECTS = 3_000_000
@@ -38,6 +39,7 @@ class UntrackedParts:
         self._looked = False
         self.copies = KeptCopies()
         self.attributes = PlainAttributes()
+        self.generators = KeptGenerators()
         self._found: list[_Part] = []
 
     def look(self, tracked: Iterable[Any], modules: Iterable[nn.Module]) -> None:
@@ -55,7 +57,9 @@ class UntrackedParts:
             return
         # By type: a lazy object may do anything when it is asked for its class.
         alive = [one for one in everything if issubclass(type(one), _KINDS)]
-        self._found = [_Part(one, _before(one)) for one in untracked(alive, list(tracked))]
+        tracked = list(tracked)
+        self._found = [_Part(one, _before(one)) for one in untracked(alive, tracked)]
+        self.generators.look(everything, tracked)
         averages = [part for part in alive if isinstance(part, AveragedModel)]
         self.copies.look(everything, modules, averages)
 

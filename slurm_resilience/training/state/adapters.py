@@ -21,6 +21,7 @@ from slurm_resilience.errors import UsageError
 from slurm_resilience.training import compat
 from slurm_resilience.training.state.describe import BUFFERS, Landing
 from slurm_resilience.training.state.errors import StateError
+from slurm_resilience.training.state.generators import TrackedGenerator, is_generator
 
 
 @dataclass(frozen=True)
@@ -45,7 +46,10 @@ class Choice:
 
 
 def unwrap(thing: Any) -> Any:
-    """Return the module inside DistributedDataParallel, DataParallel and torch.compile."""
+    """Return the module inside DistributedDataParallel, DataParallel and torch.compile; a random
+    generator as what can be tracked."""
+    if is_generator(thing):
+        return TrackedGenerator(thing)
     while isinstance(thing, nn.Module):
         if isinstance(thing, nn.parallel.DistributedDataParallel | nn.DataParallel):
             thing = thing.module

@@ -16,6 +16,7 @@ from torch.distributed.tensor import DTensor
 
 from slurm_resilience.training import compat
 from slurm_resilience.training.state import adapters, describe, rng
+from slurm_resilience.training.state.generators import TrackedGenerator
 
 SMALL_BYTES = 1 << 16
 """Buffers up to this size are copied at every mark: batch_norm changes its running statistics
@@ -165,9 +166,13 @@ class RollbackPoint:
         modules: dict[str, nn.Module],
         optimizers: Sequence[torch.optim.Optimizer],
         scalers: Sequence[Any],
+        generators: Sequence[TrackedGenerator] = (),
     ) -> None:
         self._modules = list(modules.values())
         self._scalers = scalers
+        self._generators = generators
+        self._drawn: list[dict[str, Any]] = []
+        """Their states."""
         named = {
             id(parameter): (f"{name}.{path}", parameter)
             for name, module in modules.items()
@@ -201,6 +206,7 @@ class RollbackPoint:
         self._contents.take()
         if self._buffers.places:
             self._buffers.mark()
+        self._drawn = [one.state_dict() for one in self._generators]
         if values:
             self._rng.begin()
         else:
@@ -213,6 +219,8 @@ class RollbackPoint:
             adapters.reshard(module)
         self._buffers.rollback()
         self._rng.rollback()
+        for generator, state in zip(self._generators, self._drawn, strict=True):
+            generator.load_state_dict(state)
         self.forget_gradients()
         return self.changed()
 

@@ -23,6 +23,7 @@ from slurm_resilience.training.state.describe import (
 )
 from slurm_resilience.training.state.digest import by_name, digest
 from slurm_resilience.training.state.errors import StateError
+from slurm_resilience.training.state.generators import TrackedGenerator
 from slurm_resilience.training.state.rollback import RollbackPoint, sample
 
 
@@ -35,7 +36,7 @@ class Tracked:
 
     Args:
         objects: name → module (a wrapper of DDP or torch.compile is looked through), optimizer,
-            tensor, or anything with state_dict and load_state_dict.
+            tensor, random generator, or anything with state_dict and load_state_dict.
         trainable_only: only parameters with requires_grad, and their optimizer state, are state.
             Fine-tuning with adapters: the frozen base is never moved.
         adapters_only: further filter by a parameter's (or buffer's) name inside its module.
@@ -55,6 +56,7 @@ class Tracked:
             raise StateError("the name 'rng' stands for the random states: choose another")
         self._objects = {name: adapters.unwrap(thing) for name, thing in objects.items()}
         self._kinds = {name: adapters.kind_of(name, thing) for name, thing in self._objects.items()}
+        self._generators = [o for o in self._objects.values() if isinstance(o, TrackedGenerator)]
         self._choice = Choice(trainable_only, adapters_only)
         self._marks: RollbackPoint | None = None
         self._stepped = False
@@ -77,6 +79,10 @@ class Tracked:
     def modules(self) -> tuple[str, ...]:
         """Return the names under which modules are tracked."""
         return tuple(self._modules())
+
+    def generators(self) -> list[Any]:
+        """Return the random generators that are tracked."""
+        return [one.generator for one in self._generators]
 
     def flip_bit(self) -> None:
         """Change one bit of the largest parameter, unseen by torch, as a faulty chip does."""
@@ -204,7 +210,12 @@ class Tracked:
 
     def digest(self) -> str:
         """Checksum of the state without the random states; equal on bit-equal replicas."""
-        return digest(self.capture())
+        values = {
+            name: self._read(name)
+            for name, thing in self._objects.items()
+            if not isinstance(thing, TrackedGenerator)
+        }
+        return digest(_captured(values, None))
 
     def _read(self, name: str) -> Any:
         thing, kind = self._objects[name], self._kinds[name]
@@ -229,7 +240,7 @@ class Tracked:
     def _watch(self) -> RollbackPoint:
         optimizers = [o for o in self._objects.values() if isinstance(o, torch.optim.Optimizer)]
         scalers = [o for o in self._objects.values() if compat.is_gradient_scaler(o)]
-        return RollbackPoint(self._modules(), optimizers, scalers)
+        return RollbackPoint(self._modules(), optimizers, scalers, self._generators)
 
 
 def _captured(values: dict[str, Any], states: Any) -> Capture:

@@ -650,7 +650,7 @@ FIRST_SEEDS = {
     "a spare is given to each that lacks one": 12,
     "what was kept for a job is kept though it runs": 20,
 }
-"""Where few runs, or long ones, show a mutation: the first one that did. Others may follow it."""
+"""The first run that showed a mutation, for those that few runs show, or long ones."""
 
 
 @pytest.mark.parametrize("name", MUTATIONS)

@@ -431,7 +431,7 @@ FIRST_RUNS = {
     "a node is named before the program goes on": 476,
     "a program with a bug is started for ever": 6,
 }
-"""Where few runs show a mutation: the first one that did. Others may follow it."""
+"""The first run that showed a mutation, for those that few runs show."""
 
 
 @pytest.mark.parametrize("name", MUTATIONS)

@@ -364,7 +364,12 @@ class Side:
             if not self._is_heard(contact, now)
         }
         present, size = self.present(), self.rules.replica_size
-        return world_plan.last_holders(present, size, silent | doubtful)
+        last = world_plan.last_holders(present, size, silent | doubtful)
+        if self.me.id not in world_plan.holders(present, size):
+            # It is not sure to hear of whom others give up: two newcomers, each of which gave up
+            # one of the last two, each for the other's sake, would lose both. Holders judge.
+            last |= world_plan.holders(present, size)
+        return last
 
     def silence_limit(self, node: str, now: float) -> float:
         """Return the seconds of silence that are too long for a peer of a node. Those of a node

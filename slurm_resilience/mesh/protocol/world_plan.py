@@ -220,6 +220,11 @@ def _part(member: Member, replica_size: int) -> int:
     return status.position if status.healthy and status.position < replica_size else -1
 
 
+def holders(present: Iterable[Member], replica_size: int) -> frozenset[str]:
+    """Return the ids of those that hold a part of the model."""
+    return frozenset(one.peer.id for one in present if _part(one, replica_size) >= 0)
+
+
 def last_holders(
     present: Sequence[Member], replica_size: int, silent: Set[str] = frozenset()
 ) -> frozenset[str]:

@@ -110,6 +110,8 @@ PINNED: dict[int, str] = {
     18100007: "a job began elsewhere between the look at it and the word of its nodes",
     18002519: "Slurm rebooted a node for one person, which another one had asked of sresctld",
     50000291: "the simulated Slurm never ended a job whose nodes were cut off as it ended",
+    91000239: "a liar's own companion was as supervised as his job, and the rule knew of no job's",
+    91000249: "the rule took an incident for one of its number that a kill had undone",
     90000372: "a person held a node in Slurm's own words, and then had Slurm reboot it",
     100000855: "a person drained a repaired node, which became a spare in the same cycle",
     100000943: "a node was heard after a repair whose end is unknown, and then was sick again",

@@ -184,7 +184,7 @@ class ClusterRules:
             return
         if not node:
             self._acts(f"job {job.id}")
-        if job.id in self._supervisors.announced:
+        if self._is_supervised(job):
             self._bad_since.emptied[node] = self._schedule.now
             return
         since = self._slurm.silent.get(node)
@@ -197,6 +197,15 @@ class ClusterRules:
                 f"job {job.id} lost {node or 'its run'} after {waited:.1f} s of silence; Slurm "
                 f"waits {self._slurm.settings.slurmd_timeout:.0f} s",
             )
+
+    def _is_supervised(self, job: Job) -> bool:
+        """Tell whether a job, or one of the same user whose companion it is, has a supervisor."""
+        announced = self._supervisors.announced
+        if job.companion_of is None or job.id in announced:
+            return job.id in announced
+        main = self._slurm.find_job(job.companion_of[0])
+        beside = main is not None and (main.uid, main.restarts) == (job.uid, job.companion_of[1])
+        return beside and job.companion_of[0] in announced
 
     def job_ended(self, job: Job, has_steps: bool) -> None:
         self._acts(f"job {job.id}")
@@ -351,10 +360,11 @@ class ClusterRules:
         elif incident or kind == "requeue":
             self._note(f"journal: {kind} {node}{f' job {job}' if job else ''} {text[:100]}")
         if incident:
+            of = incident, node
             if kind in (NodeEvent.DETECTED, NodeEvent.REQUESTED):
                 # Anew, where a kill has undone the last one with the same number.
-                self._written.opened[incident] = self._schedule.now
-            opened = self._written.opened.setdefault(incident, self._schedule.now)
+                self._written.opened[of] = self._schedule.now
+            opened = self._written.opened.setdefault(of, self._schedule.now)
             self._judge_duration(text, opened)
         if kind == NodeEvent.REQUESTED:
             self._written.requested.add(incident)
@@ -511,7 +521,7 @@ class ClusterRules:
         lately = [at for at in self._written.starts if now - at < HOUR_SECONDS + self._bound()]
         waiting = set()
         for incident in incidents:
-            if now - self._written.opened.get(incident.id, 0.0) < NOTICED_SECONDS:
+            if now - self._written.opened.get((incident.id, incident.node), 0.0) < NOTICED_SECONDS:
                 continue  # the breaker has only just let it through
             # For the hour's end, or until this machine is known not to be what is cut off.
             if len(lately) >= replace.max_per_hour or self._hears_none():

@@ -200,8 +200,8 @@ class WrittenEvents:
     """Events that the journal got, and when."""
 
     def __init__(self) -> None:
-        self.opened: dict[int, float] = {}
-        """The first of each incident."""
+        self.opened: dict[tuple[int, str], float] = {}
+        """The first of each incident: a number may be given again, after a kill that undid it."""
         self.requested: set[int] = set()
         """Incidents that people asked for."""
         self.repaired: dict[str, set[int]] = {}

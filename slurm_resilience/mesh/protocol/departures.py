@@ -102,6 +102,19 @@ class Departures:
         else:
             self.leave_the_others(evict.reason, now)
 
+    def note_newer(self, contacts: Sequence[Contact], number: int, now: float) -> None:
+        """End the world of this process if some of its members have seen a newer one. Its end was
+        said while no way led here: they took the loss of the way for a loss of this process, which
+        had another way before it was missed."""
+        state = self._side.generation
+        if not state.goes_on or number <= state.number:
+            return
+        for contact in contacts:
+            if state.holds(contact.peer.id):
+                text = f"rank on seat {contact.peer.seat} has gone on to a newer generation"
+                self.end(GenerationEnd(state.number, text), now)
+                return
+
     def let_go(self, contact: Contact, reason: str, now: float) -> None:
         side = self._side
         if side.standing.finished:

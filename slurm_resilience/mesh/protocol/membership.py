@@ -344,6 +344,7 @@ class Membership:
             contact.number = number
             self.side.contacts.note_status(contact, status)
         if newer:
+            self._departures.note_newer(newer, status.generation, now)
             self.side.news(knock=status.phase == "ready")
 
     def _suspect_node(self, suspicion: NodeSuspected, now: float) -> None:

@@ -7,6 +7,7 @@ accepted socket: Challenge →          ← Hello          Welcome →          
 
 import hashlib
 import hmac
+from typing import Literal
 
 import msgspec
 
@@ -169,8 +170,9 @@ class Evict(msgspec.Struct, frozen=True, tag="evict"):
     """You do not answer, or your seat was taken: the others go on without you."""
 
     reason: str
-    is_silent: bool = False
-    """It was not heard for too long, and nothing else is held against it."""
+    why: Literal["silent", "unreached", "must go"] = "must go"
+    """silent: you were not heard for too long; unreached: others could not reach you again and
+    again. Nothing else is held against you then."""
 
 
 class Leaving(msgspec.Struct, frozen=True, tag="bye"):

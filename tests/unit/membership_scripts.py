@@ -238,7 +238,7 @@ class Script:
             (r"ends (\S+) for (\S+)", lambda m: GenerationEnded(self._end(m[1], "lost", m[2]))),
             (r"tells of (\S+) of (.+)", lambda m: WorldKnown(self._new_view(m[1], m[2]))),
             (r"evicts me", lambda _: Evict("it is not needed")),
-            (r"evicts me as silent", lambda _: Evict("silent for 5 s", True)),
+            (r"evicts me as silent", lambda _: Evict("silent for 5 s", "silent")),
             (r"leaves", lambda _: Leaving("it goes")),
             (r"counts another connection", lambda _: Superseded()),
             (r"knows (.+)", lambda m: Roster(tuple(map(peer, m[1].split())))),

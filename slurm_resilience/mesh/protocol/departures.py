@@ -13,9 +13,10 @@ from slurm_resilience.mesh.model import SEAT_TAKEN, CloseCause, GenerationEnd, P
 from slurm_resilience.mesh.protocol.contacts import Contact
 from slurm_resilience.mesh.protocol.side import Side
 
-Fate = Literal["silent", "told", "dead"]
-"""Fate of a peer that is given up. silent: it may live behind a cut, and come back; told: it was
-told to leave, and is dead when it says so; dead: its launcher or an observer sees to its end."""
+Fate = Literal["silent", "unreached", "told", "dead"]
+"""Fate of a peer that is given up. silent, unreached: it may live behind a cut, and come back;
+told: it was told to leave, and is dead when it says so; dead: its launcher or an observer sees to
+its end."""
 
 
 class Departures:
@@ -61,7 +62,8 @@ class Departures:
             return
         # No cable can be cut between two processes of one machine.
         dead = fate == "dead" or contact.peer.node == side.me.node
-        side.send(peer_id, Evict(reason, fate == "silent" and not dead))
+        why = fate if fate in ("silent", "unreached") and not dead else "must go"
+        side.send(peer_id, Evict(reason, why))
         connections = side.contacts.drop(peer_id)
         if dead or fate == "told":
             side.losses.evicted[peer_id] = reason
@@ -88,19 +90,26 @@ class Departures:
     def hear_evict(
         self, evict: Evict, contact: Contact | None, connection: int, now: float
     ) -> None:
-        """Leave the others, unless the word is of a peer that was left behind a cut by the world
-        that goes on here, and does not know: it takes its own silence for that of all others."""
-        state = self._side.generation
+        """Leave the others, unless this process knows better. It was silent only if it stood still:
+        else a cut, which may be over, kept from that peer what it said. And a peer that was left
+        behind by the world that goes on here takes its own silence for that of all others."""
+        side, state = self._side, self._side.generation
+        side.catch_up(now)
         is_behind = (
             contact is not None
             and state.goes_on
             and not state.holds(contact.peer.id)
             and contact.status.generation < state.number
         )
-        if evict.is_silent and is_behind:
-            self._side.contacts.expect_end(connection)  # it closes it
-        else:
+        was_heard = evict.why == "silent" and not side.stood_still(now)
+        if not was_heard and not (evict.why != "must go" and is_behind):
             self.leave_the_others(evict.reason, now)
+            return
+        # It closes the connection, which is no death.
+        side.contacts.expect_end(connection)
+        told = side.losses.told.pop(connection, None)
+        if told is not None:  # it is told again
+            side.effects += [Close(connection), Dial(told)]
 
     def note_newer(self, contacts: Sequence[Contact], number: int, now: float) -> None:
         """End the world of this process if some of its members have seen a newer one. Its end was

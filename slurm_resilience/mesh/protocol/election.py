@@ -175,7 +175,7 @@ class Election:
         present = side.present()
         unreachable = side.losses.take_unreachable()
         if unreachable is not None:
-            self._departures.give_up(unreachable, "other ranks cannot reach it", "silent", now)
+            self._departures.give_up(unreachable, "other ranks cannot reach it", "unreached", now)
             side.timers.look(now)
             return
         # Newer worlds that may go on are left to the vote: a member may say that they are void.

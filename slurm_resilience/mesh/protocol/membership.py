@@ -205,7 +205,7 @@ class Membership:
             return
         dead, step = cause == "closed", contact.status.step
         self._departures.lose(contact.peer, event.reason, dead, now, step=step)
-        if cause == "reset" and not side.standing.evicted:
+        if (cause == "reset" or on_purpose) and not side.standing.evicted:
             # Dead, or it took this process for lost: its machine can tell.
             side.effects.append(Dial(contact.peer))
 
@@ -321,8 +321,8 @@ class Membership:
             case Leaving():
                 self.side.losses.lose(event.speaker, dead=True)
                 self.side.news()
-            case Evict(reason=reason):
-                self._departures.leave_the_others(reason, now)
+            case Evict() as evict:
+                self._departures.hear_evict(evict, None, event.connection, now)
             case _:
                 pass
 

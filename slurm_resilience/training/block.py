@@ -270,6 +270,7 @@ class BlockRunner:
                 result = block(session)
                 if os.getpid() != self._mesh.me.pid:
                     end_fork(None)
+                participant.returned()
                 participant.write_out()
             finally:
                 self._interrupter.leave()

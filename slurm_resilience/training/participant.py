@@ -104,7 +104,7 @@ class Participant:
         self.group_now, self._view = group, group.view
         self.attempt += 1
         self.guards.left_out.reason = ""
-        self.updates.microbatch_step = None
+        self.updates.loop_left()
         self.weights.enter()
         self.guards.replicas.enter(group.view.size)
         if self.watch is not None:
@@ -115,7 +115,8 @@ class Participant:
     def leave(self) -> None:
         """Leave the world; its group is kept until nothing of it is on its way."""
         self.updates.under_way = False
-        self.guards.state.enter(None, {}, tell=False)
+        is_whole = not self.healer.progress.dirty
+        self.guards.state.enter(None, {}, tell=False, step=self.step if is_whole else -1)
         self.hooks.stop_listening()
         if self.group_now is not None:
             for thing in self.healer.released():
@@ -313,6 +314,13 @@ class Participant:
         """
         if self.healer.progress.dirty:
             raise RuntimeError("an earlier s.update() was left by an exception: the state is void")
+
+    def returned(self) -> None:
+        """Warn of a function that has returned, and may have counted its steps by itself."""
+        loaders = self.loaders.opened.values()
+        is_over = any(one.end is not None and one.next >= one.end for one in loaders)
+        if self.group.rank == 0 and not is_over:
+            self.updates.warn_if_left_early(self.healer.last.get("step", 0))
 
     def write_out(self) -> None:
         """Wait for the checkpoint under way: it is written by the ranks of this world together."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, TypeVar
@@ -19,6 +20,7 @@ from slurm_resilience.training.elastic.gradient_sums import is_sharded
 from slurm_resilience.training.elastic.microbatch_step import MicrobatchStep
 from slurm_resilience.training.elastic.microbatches import MicrobatchSteps, step_length
 from slurm_resilience.training.elastic.rates import RatePolicy
+from slurm_resilience.training.guards.calling_code import is_result_used
 from slurm_resilience.training.guards.replica_check import refuse_other_gradients
 from slurm_resilience.training.once_cache import OnceCache
 from slurm_resilience.training.participant import Participant
@@ -73,7 +75,7 @@ class Session:
     @property
     def step(self) -> int:
         """Committed optimizer steps."""
-        self._participant.updates.asked_step = True
+        self._participant.updates.ask()
         return self._participant.step
 
     @property
@@ -165,7 +167,9 @@ class Session:
         participant.healer.heal(objects, group, participant.mesh)
         participant.guards.witness.healed(participant.step)
         tell = group.rank == 0
-        participant.guards.state.enter(participant.healer.tracked, objects, tell=tell)
+        participant.guards.state.enter(
+            participant.healer.tracked, objects, tell=tell, step=participant.step
+        )
         participant.hooks.arm_backward(objects.values())
         participant.say("running")
         if not self._is_up:
@@ -173,6 +177,9 @@ class Session:
             self._is_up = True
             control_socket.ready()
         participant.loaders.healed()
+        participant.guards.seeds.note()
+        if is_result_used(inspect.currentframe()):
+            participant.updates.ask()
         return participant.step
 
     def ddp(self, module: nn.Module, **ddp_kwargs: Any) -> nn.parallel.DistributedDataParallel:
@@ -228,14 +235,21 @@ class Session:
         return self._batches(loader)
 
     def _batches(self, loader: Any) -> Iterator[Any]:
-        batches = iter(loader)
+        batches, attempt = iter(loader), self.attempt
+        participant = self._participant
+        participant.guards.seeds.look(tell=self.rank == 0 and not participant.updates.asked_step)
         try:
             while (batch := self._next(batches)) is not END:
-                self._participant.weights.given(loader)
-                if self._participant.guards.replicas.looks_at_batches:
-                    self._participant.loaders.look(loader, batch)
+                participant.weights.given(loader)
+                if participant.guards.replicas.looks_at_batches:
+                    participant.loaders.look(loader, batch)
                 yield batch
         finally:
+            self._loop_left(attempt)
+
+    def _loop_left(self, attempt: int) -> None:
+        """Note the end of a loop. A traceback may hold one of an earlier world for a while."""
+        if attempt == self.attempt:
             self._participant.updates.loop_left()
 
     def microbatches(
@@ -334,7 +348,7 @@ class Session:
             self._participant.watch.mark(COLLECTIVE)
 
     def _steps(self, loader: Any, found: MicrobatchSteps) -> Iterator[MicrobatchStep]:
-        updates, batches = self._participant.updates, iter(loader)
+        updates, batches, attempt = self._participant.updates, iter(loader), self.attempt
         try:
             while True:
                 first = loader.next
@@ -342,9 +356,10 @@ class Session:
                 if given is END:
                     return
                 updates.microbatch_step = found.step(first, given)
+                updates.ask()  # `MicrobatchStep.consumed` tells the place, too
                 yield updates.microbatch_step
         finally:
-            updates.loop_left()
+            self._loop_left(attempt)
 
     def _next(self, batches: Iterator[Any]) -> Any:
         """Return the next batch, or `END`."""

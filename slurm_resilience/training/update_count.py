@@ -10,6 +10,7 @@ log = logging.getLogger("sres.training")
 
 MANY_BATCHES = 100
 """After so many without an update one was forgotten."""
+COUNT_BY_SESSION = "Give s.loader steps=, or go on from s.step: range(s.step, …)"
 
 
 class UpdateCount:
@@ -20,7 +21,14 @@ class UpdateCount:
         """Between the begin and the end of an update."""
         self.asked_step = False
         """The program has asked for the step, so its loop can go on from there."""
+        self._asked_at = 0
+        """Batches before it did, in this loop."""
         self._batches = 0
+        self._began = 0
+        """Batches before this loop."""
+        self._early = 0
+        """Batches of the last loop over a loader, if it ended before the loader did, and without a
+        question for the step; else 0."""
         self._updates: int | None = None
         """Since a loader gave a batch; None: no loop over a loader is under way."""
         self._waiting = 0
@@ -42,6 +50,11 @@ class UpdateCount:
         """True when the loop has committed its batch, and not asked for the next one yet."""
         return bool(self._updates)
 
+    def ask(self) -> None:
+        """Note that the program is told its step."""
+        if not self.asked_step:
+            self.asked_step, self._asked_at = True, self._batches
+
     def batch_given(self) -> None:
         """Count a batch; after many without an update, warn."""
         self._batches += 1
@@ -58,6 +71,7 @@ class UpdateCount:
 
     def loop_left(self) -> None:
         """Note that no loop over a loader is under way."""
+        self._note_end()
         self._left_over, self._waiting, self._updates_after = self._waiting, 0, 0
         self._updates, self.asked_step = None, False
         self.microbatch_step = None
@@ -103,6 +117,32 @@ class UpdateCount:
             log.warning(
                 "updates go on after the loop over s.loader (itertools.cycle?): after a fault the "
                 "training ends where the loader does. Give it epochs=, or go on from s.step"
+            )
+
+    def _note_end(self) -> None:
+        """Note whether a loop that ends here may have counted its steps by itself. A question after
+        the last update says nothing, and one batch is too few to see another one."""
+        count, self._began = self._batches - self._began, self._batches
+        if count > 0:
+            knows_place = self.asked_step and self._asked_at < self._batches
+            is_early = count > 1 and self._spent_after is None and not knows_place
+            self._early = count if is_early else 0
+
+    def warn_if_left_early(self, step: int) -> None:
+        """Warn, at the end of the function, if it was entered at a step that its loop did not ask
+        for, and has left batches over.
+
+        Args:
+            step: at which it was entered.
+        """
+        self._note_end()
+        if step > 0 and self._early:
+            log.warning(
+                "the function was entered at step %d, and has ended before s.loader did, without "
+                "asking s.step: if a count of its own ends the loop (range, enumerate, islice), "
+                "it has made more steps than without the fault. %s",
+                step,
+                COUNT_BY_SESSION,
             )
 
     def warn_if_missing(self) -> None:

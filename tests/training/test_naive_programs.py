@@ -443,7 +443,10 @@ def test_a_schedule_that_steps_after_the_update_is_told(run: Program) -> None:
     """
     body = USUAL.replace("model, opt = s.once(build)", "model, opt, schedule = s.once(build_all)")
     body = body.replace("opt=opt)", "opt=opt, schedule=schedule)") + "    schedule.step()\n"
-    warned(run(body, parts), "schedule steps outside of s.update()")
+    once = body.replace("    schedule.step()", "    if s.step == 2: schedule.step()")
+    for done in (run(body, parts), run(once, parts)):
+        warned(done, "schedule steps outside of s.update()")
+        assert "a learning rate is set" not in done.stderr, done.stderr[-4000:]
 
 
 @pytest.mark.parametrize(
@@ -487,6 +490,87 @@ def test_a_learning_rate_that_is_set_outside_is_told(run: Program, place: str) -
             "    nn.functional", f"    if s.step == 3:\n        {by_hand}    nn.functional"
         )
     warned(run(body), "a learning rate is set outside of s.update()")
+
+
+RATE = "for group in opt.param_groups: group['lr'] {}\n"
+
+
+@pytest.mark.parametrize(
+    "rate",
+    ["= 0.01 / (1 + s.step)", "= 0.01 if s.step < 6 else 0.001"],
+    ids=["another in each step", "the same for some steps"],
+)
+def test_a_learning_rate_that_is_set_in_each_step_is_told_nothing(run: Program, rate: str) -> None:
+    """A step that is repeated sets it again."""
+    body = USUAL.replace("steps=4", "steps=10").replace(
+        "    nn.functional", f"    {RATE.format(rate)}    nn.functional"
+    )
+    told_nothing(run(body))
+    done = run(body, inject="exception:rank=1,step=3,phase=backward")
+    assert done.returncode == 0 and "learning rate" not in done.stderr, done.stderr[-4000:]
+
+
+@pytest.mark.parametrize("rate", ["*= 0.9", "= 0.01 * 0.9 ** count; count += 1"])
+def test_a_learning_rate_that_a_repeated_step_sets_otherwise_is_told(
+    run: Program, rate: str
+) -> None:
+    body = USUAL.replace("steps=4", "steps=8").replace(
+        "    nn.functional", f"    {RATE.format(rate)}    nn.functional"
+    )
+    body = body.replace("net = s.ddp", "count = 0\nnet = s.ddp")
+    done = run(body, inject="exception:rank=1,step=3,phase=backward")
+    warned(done, "a learning rate was set outside of s.update() in step 4, and to another number")
+
+
+@pytest.mark.parametrize(
+    ("made", "steps"),
+    [("schedule = s.once(Warmup, opt)", "schedule.step()"), ("count = 0", "count += 1")],
+    ids=["an object", "a local variable"],
+)
+@pytest.mark.parametrize("where", ["in the update", "before it"])
+def test_a_learning_rate_that_counts_by_itself_is_told(
+    run: Program, made: str, steps: str, where: str
+) -> None:
+    """It began anew after a fault: on all ranks, where no comparison tells, or on one of them."""
+    parts = """
+    class Warmup:
+        def __init__(self, opt):
+            self.opt, self.count = opt, 0
+
+        def step(self):
+            self.count += 1
+            for group in self.opt.param_groups: group["lr"] = 0.001 * self.count
+    """
+    if made == "count = 0":
+        steps += "; opt.param_groups[0]['lr'] = 0.001 * count"
+    place = "        opt.step()" if where == "in the update" else "    with s.update"
+    indented = " " * (len(place) - len(place.lstrip())) + steps
+    body = USUAL.replace("net = s.ddp", f"{made}\nnet = s.ddp")
+    body = body.replace(place, f"{indented}\n{place}")
+    warned(run(body, parts), "neither s.step nor anything that is tracked says how far it is")
+
+
+@pytest.mark.parametrize("rate", ["*= 0.9", "= (0.01, 0.01, 0.001, 0.001)[s.step]"])
+def test_a_learning_rate_that_follows_from_the_state_is_told_nothing(
+    run: Program, rate: str
+) -> None:
+    told_nothing(run(USUAL + f"        {RATE.format(rate)}"))
+
+
+SEEDING = "torch.manual_seed({})\nnet = s.ddp"
+
+
+@pytest.mark.parametrize("seed", ["s.rank", "1234 + s.rank"])
+def test_a_seed_after_track_is_told(run: Program, seed: str) -> None:
+    """The masks of the first steps came again after each fault. Rank 0 has the seed of before."""
+    body = USUAL.replace("net = s.ddp", SEEDING.format(seed))
+    warned(run(body), "torch was seeded anew after s.track")
+
+
+def test_a_seed_before_track_or_by_the_step_is_told_nothing(run: Program) -> None:
+    body = USUAL.replace("net = s.ddp", SEEDING.format("s.rank + 1000 * s.step"))
+    body = body.replace("s.track", "torch.manual_seed(s.rank)\ns.track")
+    told_nothing(run(body))
 
 
 def test_a_learning_rate_that_is_set_inside_is_told_nothing(run: Program) -> None:
@@ -561,7 +645,11 @@ def test_state_in_a_modules_attributes_is_told(
 ) -> None:
     """A repeated step counted twice, and a replaced rank computed with another number."""
     done = run(USUAL, COUNTING.format(made=made, counts=counts, used=used))
-    warned(done, told) if told else told_nothing(done)
+    if told:
+        warned(done, told)
+        warned(done, "harmless where only a log reads it")
+    else:
+        told_nothing(done)
 
 
 GENERATORS = {
@@ -903,6 +991,52 @@ def test_batches_that_are_given_again_are_told(run: Program) -> None:
     source = "s.loader(DATA, global_batch=8, steps=4, epochs=None)"
     body = USUAL.replace(source, f"itertools.islice(itertools.cycle({source}), 8)")
     warned(run(body, "import itertools"), "updates go on after the loop over s.loader")
+
+
+COUNTS = {
+    "next": "it = iter({})\nfor _ in range(8):\n    x, y = next(it)",
+    "enumerate": "for n, (x, y) in enumerate({}):\n    if n == 8: break",
+    "zip": "for _, (x, y) in zip(range(8), {}):",
+}
+LOOP = "for x, y in s.loader(DATA, global_batch=8, steps=4, epochs=None):"
+
+
+@pytest.mark.parametrize("how", COUNTS)
+def test_a_count_around_a_loader_without_end_is_told(run: Program, how: str) -> None:
+    """It counts anew after each fault: 12 steps were made of 8, without a word."""
+    loop = COUNTS[how].format("s.loader(DATA, global_batch=8, epochs=None)")
+    warned(run(USUAL.replace(LOOP, loop)), "s.loader has no end here")
+
+
+@pytest.mark.parametrize("how", COUNTS)
+def test_a_count_that_has_made_more_steps_is_told(run: Program, how: str) -> None:
+    loop = COUNTS[how].format("s.loader(DATA, global_batch=8, epochs=9)")
+    body = USUAL.replace(LOOP, loop)
+    told_nothing(run(body))
+    done = run(body, inject="exception:rank=1,step=3")
+    assert done.stdout.count("ends at 11") == 2, done.stdout
+    warned(done, "the function was entered at step 3, and has ended before s.loader did")
+
+
+@pytest.mark.parametrize(
+    "loop",
+    [
+        "it = iter({})\nfor _ in range(s.step, 8):\n    x, y = next(it)",
+        "it = iter({})\nfor _ in range(begun, 8):\n    x, y = next(it)",
+        "for x, y in {}:\n    if s.step == 8: break",
+    ],
+    ids=["range", "as track returns it", "break"],
+)
+@pytest.mark.parametrize("epochs", ["None", "9"])
+def test_a_loop_that_ends_by_the_step_is_told_nothing(run: Program, loop: str, epochs: str) -> None:
+    loop = loop.format(f"s.loader(DATA, global_batch=8, epochs={epochs})")
+    body = USUAL.replace(LOOP, loop)
+    if "begun" in loop:
+        body = body.replace("s.track", "begun = s.track")
+    done = run(body, inject="exception:rank=1,step=3")
+    assert done.stdout.count("ends at 8") == 2, done.stdout
+    assert done.returncode == 0, done.stderr[-4000:]
+    assert "s.loader has no end" not in done.stderr and "has ended before" not in done.stderr
 
 
 def test_a_second_part_that_goes_on_from_the_step_is_told_nothing(run: Program) -> None:

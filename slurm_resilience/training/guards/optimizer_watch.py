@@ -4,23 +4,19 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from itertools import islice
 from typing import Any
 
 import torch
 from torch import nn
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
+from slurm_resilience.training.guards.rate_watch import RateWatch
 from slurm_resilience.training.guards.untracked_parts import UntrackedParts
 from slurm_resilience.training.state.describe import local_shard
 
-RATES = 4
-"""Groups of parameters whose learning rates are looked at: who sets them sets all."""
-
 
 class OptimizerWatch:
-    """Listens to all optimizers of the process in the first updates of a world, and looks at the
-    learning rates of the tracked ones in all of them.
+    """Listens to all optimizers of the process in the first updates of a world.
 
     Args:
         outside: called when one that trains what is tracked steps outside of an update.
@@ -30,9 +26,10 @@ class OptimizerWatch:
         self._tell_outside = outside
         self.parts = UntrackedParts()
         """Objects that go with an optimizer."""
+        self.rates = RateWatch()
         self._stepped: list[torch.optim.Optimizer] = []
         self._handle: Any = None
-        self.enter({}, (), listen=False)
+        self.enter({}, (), listen=False, step=-1)
 
     def enter(
         self,
@@ -40,6 +37,7 @@ class OptimizerWatch:
         modules: Sequence[nn.Module],
         *,
         listen: bool,
+        step: int,
     ) -> None:
         """Begin a new world.
 
@@ -47,12 +45,11 @@ class OptimizerWatch:
             optimizers: name → tracked.
             modules: the same.
             listen: note each optimizer that steps.
+            step: as in `RateWatch.enter`.
         """
         self.stop()
         self._optimizers, self._modules = optimizers, modules
-        groups = (group for one in optimizers.values() for group in one.param_groups)
-        self._groups = list(islice(groups, RATES))
-        self._rates: list[Any] = []
+        self.rates.enter(optimizers if listen else {}, step=step)
         self._inside = False
         self._count = self._before = 0
         """Steps of all optimizers, and those before the update."""
@@ -60,7 +57,6 @@ class OptimizerWatch:
         """One that trains what is tracked has stepped outside of an update."""
         self._left: list[tuple[torch.Tensor, torch.Tensor]] = []
         """Parameter and gradient, at the end of an update in which no optimizer stepped."""
-        self.commit()
         if listen:
             self._handle = register_optimizer_step_post_hook(self._note)
 
@@ -70,15 +66,6 @@ class OptimizerWatch:
             self._handle.remove()
             self._handle = None
         self._stepped.clear()
-
-    def commit(self) -> None:
-        """Note the learning rates that an update has left."""
-        self._rates = [group.get("lr") for group in self._groups]
-
-    def set_by_hand(self) -> bool:
-        """Tell whether a learning rate was set since the last update. One in a tensor is changed in
-        place: it may lie on a device, and would have to be waited for."""
-        return self._rates != [group.get("lr") for group in self._groups]
 
     def entered(self) -> None:
         """Note that an update is entered."""

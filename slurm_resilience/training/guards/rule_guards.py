@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from slurm_resilience.training.guards.left_out import LeftOutUpdates
 from slurm_resilience.training.guards.replica_check import ReplicaCheck
+from slurm_resilience.training.guards.seed_watch import SeedWatch
 from slurm_resilience.training.guards.state_watch import StateWatch
 from slurm_resilience.training.guards.witness import Witness
 
@@ -18,6 +19,7 @@ class RuleGuards:
 
     def __init__(self, digest_every: int | None, *, heals: bool) -> None:
         self.replicas = ReplicaCheck(digest_every)
+        self.seeds = SeedWatch()
         self.state = StateWatch()
         self.witness = Witness()
         self.left_out = LeftOutUpdates(heals=heals)

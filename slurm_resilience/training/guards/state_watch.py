@@ -12,11 +12,14 @@ from torch import nn
 
 from slurm_resilience.training.compat import is_gradient_scaler
 from slurm_resilience.training.content_digest import content_digest
+from slurm_resilience.training.data.loader import ReplayLoader
 from slurm_resilience.training.guards.late_additions import LateAdditions
 from slurm_resilience.training.guards.optimizer_watch import OptimizerWatch
+from slurm_resilience.training.guards.rate_watch import COUNTS, LOOKS
 from slurm_resilience.training.state import Tracked
 from slurm_resilience.training.state.adapters import has_own_state
 from slurm_resilience.training.state.generators import is_generator
+from slurm_resilience.training.update_count import COUNT_BY_SESSION
 
 log = logging.getLogger("sres.training")
 
@@ -36,15 +39,18 @@ class StateWatch:
         self._told: set[str] = set()
         self._optimizing = OptimizerWatch(lambda: self._warn(STEP_OUTSIDE))
         self._late = LateAdditions()
-        self.enter(None, {}, tell=False)
+        self.enter(None, {}, tell=False, step=-1)
 
-    def enter(self, tracked: Tracked | None, objects: dict[str, Any], *, tell: bool) -> None:
+    def enter(
+        self, tracked: Tracked | None, objects: dict[str, Any], *, tell: bool, step: int
+    ) -> None:
         """Begin a new world.
 
         Args:
             tracked: the state, just marked.
             objects: name → what the training tracks.
             tell: this rank warns, for all.
+            step: committed steps; -1: the last world ended in an update.
         """
         self._tracked = tracked
         self._tell = tell
@@ -69,8 +75,9 @@ class StateWatch:
         }
         modules = {name: one for name, one in objects.items() if isinstance(one, nn.Module)}
         self._late.enter(self._optimizers, modules, listen=tracked is not None and tell)
-        self._optimizing.enter(self._optimizers, self._modules, listen=tracked is not None and tell)
-        if tracked is not None and tell:
+        listen = tracked is not None and tell
+        self._optimizing.enter(self._optimizers, self._modules, listen=listen, step=step)
+        if listen:
             self._optimizing.parts.attributes.begin(modules)
         # The objects themselves, so that no other one gets their id.
         self._states = {name: one.state for name, one in self._optimizers.items()}
@@ -80,11 +87,12 @@ class StateWatch:
         """Those that were begun before the update."""
         self.commit()
 
-    def begin(self, *, knows_place: bool = True) -> None:
+    def begin(self, *, asked_step: bool, loaders: Mapping[str, ReplayLoader]) -> None:
         """Look for changes since the last update, or since the healing; warn of them.
 
         Args:
-            knows_place: the program's batches, or its steps, are counted by the session.
+            asked_step: the program has asked for its step.
+            loaders: those that it has opened.
         """
         turn = self._updates
         self._updates += 1
@@ -100,6 +108,8 @@ class StateWatch:
                 "gradients are added up (`if last: with s.update(): opt.step()`)"
             )
         self._warn_of_parts()
+        if turn == LOOKS - 1 and not asked_step and self._rates_seem_counted():
+            self._warn(COUNTS)
         if turn == CLOSELY:
             self._optimizing.stop()
         if turn > CLOSELY:
@@ -112,12 +122,8 @@ class StateWatch:
         if turn == 1:
             self._look_for_hidden_state()
             self._look_for_untracked()
-            if not knows_place and not self._may_count:
-                self._warn(
-                    "this loop takes its batches neither from s.loader nor by s.step: after a "
-                    "fault the function begins anew, and so would the loop, with its first batch, "
-                    "unless it begins with the step that s.track has returned"
-                )
+            if not asked_step and not self._may_count:
+                self._warn_of_counts(loaders)
         if self._optimizing.steps_outside:
             changed = ()  # told, in better words
         changed += tuple(
@@ -171,7 +177,7 @@ class StateWatch:
         for name, one in self._schedules.items():
             self._counts[name] = _steps(one)
         if self._tell:
-            self._optimizing.commit()
+            self._optimizing.rates.commit()
         if self._updates <= CLOSELY:
             self._contents = {name: _content(one) for name, one in self._others.items()}
 
@@ -183,13 +189,29 @@ class StateWatch:
             for name, count in self._counts.items()
             if _steps(self._schedules[name]) != count
         ]
-        if not lines and self._optimizing.set_by_hand():
-            lines.append(
-                "a learning rate is set outside of s.update(): what was done before a "
-                "fault is done again after it, or was done on some ranks alone. Set it inside of "
-                "`with s.update():`, before the optimizer's step"
-            )
+        if self._tell and (line := self._optimizing.rates.found()) and not lines:
+            lines.append(line)
         return lines
+
+    def _rates_seem_counted(self) -> bool:
+        """Tell whether learning rates follow from a count that is not tracked."""
+        known = self._may_count or self._schedules or self._optimizing.parts.has_schedule
+        return not known and self._optimizing.rates.seems_counted()
+
+    def _warn_of_counts(self, loaders: Mapping[str, ReplayLoader]) -> None:
+        """Warn of a loop that must count its steps by itself, for all that is known of it."""
+        if not loaders:
+            self._warn(
+                "this loop takes its batches neither from s.loader nor by s.step: after a "
+                "fault the function begins anew, and so would the loop, with its first batch. "
+                "Begin it with s.step, or with what s.track returns"
+            )
+        elif all(one.kind == "map" and one.end is None for one in loaders.values()):
+            self._warn(
+                "s.loader has no end here, and the loop has not asked s.step: if a count of its "
+                "own ends it (range, enumerate, islice), it begins anew after each fault, and "
+                f"makes more steps. {COUNT_BY_SESSION}"
+            )
 
     def _warn_of_parts(self) -> None:
         """Warn of what goes with the modules and optimizers that are tracked, and is not."""
@@ -216,8 +238,9 @@ class StateWatch:
         if counted := self._optimizing.parts.attributes.counted():
             self._warn(
                 f"{_some(counted)} counts in each step and is no buffer: a step that is repeated "
-                "after a fault counts twice, and a replaced rank begins anew. If the result "
-                "depends on it: register_buffer, or get_extra_state and set_extra_state"
+                "after a fault counts twice, and a replaced rank begins anew. That is harmless "
+                "where only a log reads it; if the result depends on it: register_buffer, or "
+                "get_extra_state and set_extra_state"
             )
 
     def _look_for_hidden_state(self) -> None:

@@ -41,6 +41,8 @@ class UntrackedParts:
         self.attributes = PlainAttributes()
         self.generators = KeptGenerators()
         self._found: list[_Part] = []
+        self.has_schedule = False
+        """A schedule was among them: a line on it says all."""
 
     def look(self, tracked: Iterable[Any], modules: Iterable[nn.Module]) -> None:
         """Find them, the first time that this is called.
@@ -59,6 +61,7 @@ class UntrackedParts:
         alive = [one for one in everything if issubclass(type(one), _KINDS)]
         tracked = list(tracked)
         self._found = [_Part(one, _before(one)) for one in untracked(alive, tracked)]
+        self.has_schedule = any(isinstance(part.thing, LRScheduler) for part in self._found)
         self.generators.look(everything, tracked)
         averages = [part for part in alive if isinstance(part, AveragedModel)]
         self.copies.look(everything, modules, averages)

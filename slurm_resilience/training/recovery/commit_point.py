@@ -51,7 +51,7 @@ class Update:
         if (wrapper := group.wrappers.unreduced()) is not None:
             participant.refuse_unreduced(wrapper)
         if not watched.is_done:
-            watched.begin(knows_place=updates.asked_step or bool(self._loaders.opened))
+            watched.begin(asked_step=updates.asked_step, loaders=self._loaders.opened)
         certify = self._certifies and participant.healer.is_certificate_due(progress.step)
         is_due = certify or progress.step >= self._replicas.due_at
         if is_due and self._replicas.due(progress.step, certify=certify):

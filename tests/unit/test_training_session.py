@@ -45,6 +45,7 @@ def session() -> Any:
         rank=0,
         sockets=SimpleNamespace(lost=lambda: False),
         nccl=SimpleNamespace(is_used=False),
+        wrappers=SimpleNamespace(unreduced=lambda: None),
         collectives=int,
         view=SimpleNamespace(generation=1),
     )
@@ -118,13 +119,13 @@ def test_a_rank_that_tells_nothing_looks_only_at_first(
     tracked = Tracked({"model": model})
     tracked.mark()
     watched = session._participant.guards.state
-    watched.enter(tracked, {"model": model}, tell=tell)
+    watched.enter(tracked, {"model": model}, tell=tell, step=0)
     seen = []
     for _ in range(5):
         with session.update():
             seen.append(watched.is_done)
     assert seen == [False] * 3 + [done] * 2
-    watched.enter(tracked, {"model": model}, tell=tell)  # another world: all over again
+    watched.enter(tracked, {"model": model}, tell=tell, step=5)  # another world: all over again
     assert not watched.is_done
 
 

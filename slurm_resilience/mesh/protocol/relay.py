@@ -70,11 +70,10 @@ from slurm_resilience.mesh.protocol.links import (
     Near,
     Offer,
     Offers,
-    Route,
-    Routes,
     Way,
     Ways,
 )
+from slurm_resilience.mesh.protocol.routing import Routing, addressed
 from slurm_resilience.mesh.protocol.speaker_role import SpeakerRole
 from slurm_resilience.mesh.protocol.speaker_search import START_SECONDS, SpeakerSearch
 
@@ -123,7 +122,6 @@ class Relay:
         """The far offers that the ranks of this node were told of, as in `Way.chosen`, and the
         key."""
         self._ways = Ways()
-        self._routes = Routes()
         self._search = SpeakerSearch(me)
         self._role = SpeakerRole(me, self._near, self._search, now)
         self._count = 0
@@ -134,6 +132,7 @@ class Relay:
         """So much later the last one came."""
         self._effects: list[LinkEffect] = []
         self._outboxes = Outboxes(me, self._links, self._offers, self._effects.append, now)
+        self._routing = Routing(me.id, self._ways, self._passed, self._offers, self._outboxes)
 
     # -- for the owner ----------------------------------------------------------------------------
 
@@ -432,7 +431,7 @@ class Relay:
         would be refused, or be lost."""
         self._count += 1
         way.opened = self._count
-        self._relay_to((way.peer.id,), Opened(way.opened))
+        self._routing.tell(way.peer.id, Opened(way.opened))
 
     # -- messages ---------------------------------------------------------------------------------
 
@@ -497,7 +496,7 @@ class Relay:
         near = self._links.near()
         if self._links.is_far(number):
             # There it is delivered, whatever it names.
-            told, targets = _to(relayed, ()), relayed.targets
+            told, targets = addressed(relayed, ()), relayed.targets
             if not targets:
                 self._outboxes.add_for_all(told, is_far=False)
             else:
@@ -505,8 +504,7 @@ class Relay:
             if not targets or self._me.id in targets:
                 self._deliver(relayed)
         elif (self._links.peers[number].id,) == relayed.sources:
-            routes = self._by_link(relayed.targets, far=True) if relayed.targets else self._to_all()
-            self._relay_on(routes, relayed)
+            self._routing.pass_on(relayed)
         else:
             self._deliver(relayed)
 
@@ -547,60 +545,12 @@ class Relay:
                 self._tell(MessageReceived(way.number, way.peer.id, way.peer.id, message))
             case _:
                 # It may not have heard: one of a pair that is cut off.
-                self._relay_to((way.peer.id,), HungUp(way.seen))
+                self._routing.tell(way.peer.id, HungUp(way.seen))
 
     def _send(self, numbers: Sequence[int], message: Message) -> None:
-        routes, by_number = self._routes, self._ways.by_number
-        if routes.numbers is not numbers:
-            routes.links = tuple(number for number in numbers if number > 0)
-            ids = [by_number[number] for number in numbers if number in by_number]
-            routes.ways = self._by_link(ids, far=False)
-            routes.numbers = numbers
-        if routes.links:
-            self._effects.append(Send(routes.links, message))
-        self._relay(routes.ways, message)
-
-    def _relay_to(self, ids: Iterable[str], message: Message) -> None:
-        self._relay(self._by_link(ids, far=False), message)
-
-    def _relay(self, routes: Sequence[Route], message: Message) -> None:
-        if not routes:
-            return
-        relayed = Relayed(
-            (self._me.id,), (), FRAMES.encode(message), isinstance(message, Heartbeat)
-        )
-        self._relay_on(routes, relayed)
-
-    def _relay_on(self, routes: Sequence[Route], relayed: Relayed) -> None:
-        for link, targets in routes:
-            self._outboxes.add((link,), _to(relayed, targets))
-
-    def _to_all(self) -> list[Route]:
-        """Return the links by which a message reaches all that the ranks of this node were told
-        of."""
-        if self._routes.far is None:
-            self._routes.far = self._by_link(self._passed, far=True)
-        return self._routes.far
-
-    def _by_link(self, ids: Iterable[str], far: bool) -> list[Route]:
-        """Return the links over which peers are reached, and the peers."""
-        groups: dict[int, list[str]] = {}
-        for peer_id in ids:
-            if far:
-                passed = self._passed.get(peer_id)
-                link = None if passed is None else passed[0]
-            else:
-                way = self._ways.to.get(peer_id)
-                link = None if way is None or way.chosen is None else way.chosen[0]
-            if link is not None:
-                groups.setdefault(link, []).append(peer_id)
-        return [(link, self._named(link, found)) for link, found in groups.items()]
-
-    def _named(self, link: int, ids: list[str]) -> tuple[str, ...]:
-        """Return these ids; none if they are all that are reached over a link."""
-        reached = self._offers.over(link)
-        is_all = len(ids) >= len(reached) and reached.keys() <= set(ids)
-        return () if is_all else tuple(ids)
+        links = self._routing.send(numbers, message)
+        if links:
+            self._effects.append(Send(links, message))
 
     # -- ways -------------------------------------------------------------------------------------
 
@@ -613,7 +563,7 @@ class Relay:
         peers = list(peers)
         if not peers:
             return
-        self._routes.clear()
+        self._routing.forget()
         told: dict[Key, list[Member]] = {}
         lost = []
         for peer_id in peers:
@@ -685,7 +635,7 @@ class Relay:
 
     def _end(self, peer_id: str) -> None:
         """Take note of a death."""
-        self._routes.clear()
+        self._routing.forget()
         self._search.dead(peer_id)
         self._offers.drop_peer(peer_id)
         self._passed.pop(peer_id, None)
@@ -694,7 +644,7 @@ class Relay:
             self._forget(way, "its process has ended", "closed")
 
     def _forget(self, way: Way, reason: str, cause: CloseCause) -> None:
-        self._routes.clear()
+        self._routing.forget()
         del self._ways.to[way.peer.id]
         self._ways.held.pop(way.peer.id, None)
         if way.number < 0:
@@ -716,10 +666,6 @@ class Relay:
         effects = self._effects.copy()
         self._effects.clear()
         return effects
-
-
-def _to(relayed: Relayed, targets: tuple[str, ...]) -> Relayed:
-    return Relayed(relayed.sources, targets, relayed.body, relayed.quiet)
 
 
 def _best(ways: Sequence[Found], kept: int) -> Found | None:

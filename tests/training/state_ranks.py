@@ -60,6 +60,7 @@ class Life:
     def commit(self) -> None:
         """The end of an update."""
         self.healer.progress.step += 1
+        self.healer.mark()
         self.healer.committed()
 
 

@@ -148,6 +148,22 @@ def test_an_update_counts_as_under_way_until_its_step_is_counted(session: Any) -
     )
 
 
+def test_an_update_counts_as_under_way_until_its_step_is_marked(session: Any) -> None:
+    """An interruption in between would repeat the next step with the random numbers of this one."""
+    participant = session._participant
+    seen = []
+
+    class Marked(Tracked):
+        def mark(self, *, values: bool = False) -> None:
+            seen.append(participant.updating)
+            super().mark(values=values)
+
+    participant.healer._tracked = Marked({"model": torch.nn.Linear(2, 2)})
+    with session.update():
+        pass
+    assert seen == [True]
+
+
 # --- microbatches -------------------------------------------------------------------------------
 
 

@@ -84,8 +84,10 @@ class Update:
             progress.step += 1
             updates.updated(tell=group.rank == 0)
             progress.dirty = False
+            participant.healer.mark()
         finally:
-            # Not earlier: an interruption before it is counted would make a whole state void.
+            # Not earlier: an interruption before it is counted would make a whole state void, and
+            # one before it is marked would have the next step repeated with other random numbers.
             updates.under_way = False
         participant.healer.committed()
         if not watched.is_done:

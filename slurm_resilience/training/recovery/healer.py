@@ -272,12 +272,17 @@ class Healer:
                 )
             self._partner.open(group.view, group.rank, beside)
 
+    def mark(self) -> None:
+        """After each step: mark it. Not to be interrupted: a later rollback would go back to random
+        states of an earlier step."""
+        if self._tracked is not None:
+            self._tracked.mark()
+
     def committed(self) -> None:
-        """After each step: mark it, and keep a copy where one is due."""
+        """After each step that is marked: keep a copy where one is due."""
         tracked, step = self._tracked, self.progress.step
         if tracked is None:
             return
-        tracked.mark()
         keeper = self._options.checkpointer
         if keeper is not None and keeper.due(step):
             keeper.save(step, tracked.objects, self._disk_group)

@@ -55,9 +55,6 @@ class MarkedStates:
         """Remember the states now."""
         self._age += 1
         for name in self._drawn:
-            # The old one goes first: Python's 625 numbers then get the same memory again, which is
-            # in the processor's cache.
-            self._states[name] = None
             self._states[name] = _READERS[name]()
         if self._close or self._age == QUIET_MARKS:
             self._close, self._age = max(0, self._close - 1), 0

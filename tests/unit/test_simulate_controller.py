@@ -690,7 +690,7 @@ def test_figures_go_on_where_they_stopped(tmp_path: Path) -> None:
 def test_a_violation_prints_its_shortest_story(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(SimHost, "is_held", lambda *_: False)
     words = ["--only", "controller"]
-    found = CliRunner().invoke(command, [*words, "--runs", "20"], standalone_mode=False)
+    found = CliRunner().invoke(command, [*words, "--runs", "3"], standalone_mode=False)
     assert "runs broke a rule" in str(found.exception)
     seed = str(found.exception).split("--seed ")[1].split()[0]
     replayed = CliRunner().invoke(command, [*words, "--seed", seed, "--trace"])

@@ -23,7 +23,7 @@ from slurm_resilience.training.inject import ONCE, parse
 
 pytestmark = [pytest.mark.training, pytest.mark.cluster]
 
-STEPS, BATCH = 17, 24
+STEPS, BATCH = 16, 24
 ALL = "SRES_TEST_SEEDS" in os.environ
 SEEDS = range(int(os.environ.get("SRES_TEST_SEEDS", "1")))
 RANKS = int(os.environ.get("SRES_TEST_RANKS", "4"))
@@ -58,15 +58,16 @@ MATRIX = [
 
 
 def one_after_the_other(seed: int) -> str:
-    """All of `CASES`, two steps apart, the last one too, in an order of the seed's."""
+    """All of `CASES`, two steps apart, in an order of the seed's; but for the one of the last step,
+    which would come right behind another."""
     middle = [case for case in CASES.values() if ",step=5" in case]
     random.Random(seed).shuffle(middle)
-    assert 2 * len(middle) < STEPS
+    assert 2 * len(middle) <= STEPS
     moved = [
         case.replace(",step=5", f",step={1 + 2 * number}") for number, case in enumerate(middle)
     ]
     # Each once, in whatever process has the seat: a busy machine has others replaced as well.
-    rules = parse(";".join([CASES["at_step_0"], *moved, CASES["after_the_last_step"]]))
+    rules = parse(";".join([CASES["at_step_0"], *moved]))
     return ";".join(str(replace(rule, incarnation=None)) for rule in rules)
 
 

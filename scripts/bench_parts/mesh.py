@@ -43,7 +43,13 @@ from slurm_resilience.mesh.events import (
 )
 from slurm_resilience.mesh.mesh import Mesh
 from slurm_resilience.mesh.messages import Message, NewGeneration, StatusUpdate, Vote, VoteRequest
-from slurm_resilience.mesh.model import GenerationEnd, Peer, PeerStatus, Timing
+from slurm_resilience.mesh.model import (
+    SPEAKERS_ABOVE,
+    GenerationEnd,
+    Peer,
+    PeerStatus,
+    Timing,
+)
 from slurm_resilience.mesh.protocol.membership import Membership
 from slurm_resilience.mesh.protocol.world_plan import WorldRules
 from slurm_resilience.mesh.rendezvous import SharedDirectory
@@ -238,6 +244,7 @@ def measure(ranks: int, deaths: int, speakers: bool) -> dict[str, float]:
     used = (b["cpu"] - a["cpu"] for a, b in zip(before, after, strict=True))
     return {
         "ranks": ranks,
+        "speakers": speakers,
         "connections_per_rank": statistics.mean(row["connections"] for row in before),
         "connections_most": max(row["connections"] for row in before),
         "death_known_p50_s": statistics.median(heard),
@@ -323,6 +330,7 @@ def crowd_figures(ranks: int, speakers: bool) -> dict[str, float]:
 
 COLUMNS: dict[str, Callable[[dict[str, float]], str]] = {
     "ranks": lambda row: f"{row['ranks']}",
+    "mesh": lambda row: "speakers" if row["speakers"] else "full",
     "connections\na rank (most)": lambda row: (
         f"{row['connections_per_rank']:.0f} ({row['connections_most']:.0f})"
     ),
@@ -364,8 +372,8 @@ def _show(rows: list[dict[str, float]], core: float, shape: str) -> None:
 @click.option(
     "--mesh",
     "shape",
-    type=click.Choice(["speakers", "full"]),
-    default="full",
+    type=click.Choice(["auto", "speakers", "full"]),
+    default="auto",
     show_default=True,
     help="As SRES_MESH: every rank is connected to every other, or one rank speaks for each node.",
 )
@@ -381,7 +389,7 @@ def main(json_file: Path | None, ranks: str, deaths: int, shape: str) -> None:
     rows = []
     for size in sizes:
         print(f"{size} ranks …", file=sys.stderr)
-        speakers = shape == "speakers"
+        speakers = size > SPEAKERS_ABOVE if shape == "auto" else shape == "speakers"
         rows.append(measure(size, deaths, speakers) | crowd_figures(size, speakers))
     core = core_cpu_seconds(CORE_MEMBERS)
     _show(rows, core, shape)

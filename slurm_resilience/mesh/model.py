@@ -66,6 +66,12 @@ class Peer(msgspec.Struct, frozen=True):
     """Size of the full world, as this process was told; 0: unknown."""
 
 
+SPEAKERS_ABOVE = 64
+"""Worlds of more seats have speakers, where nothing else is said. With 8 ranks a node, the first
+world of 64 costs each rank a third of the processor time that it costs in a full mesh, of 128 a
+sixth (`scripts/bench mesh`); in smaller ones the full mesh is known to be as quick, and simpler."""
+
+
 class Speakers(NamedTuple):
     """The speakers of the nodes, as they are written down."""
 

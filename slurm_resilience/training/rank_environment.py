@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from slurm_resilience.errors import UsageError
 from slurm_resilience.mesh.elastic_variables import ELASTIC_NODES, LENT, NAMED_SIZES
-from slurm_resilience.mesh.model import Peer
+from slurm_resilience.mesh.model import SPEAKERS_ABOVE, Peer
 from slurm_resilience.mesh.own_address import own_address
 
 PARTS = ("recovery", "state", "data", "rootless")
@@ -80,7 +80,7 @@ def read_environment(environment: Mapping[str, str]) -> RankEnvironment:
         _parts(environment),
         _number(environment, ("SRES_MIN_WORLD",), elastic.least),
         "" if environment.get("SRES_MEET") else environment.get("SLURM_STEP_ID", ""),
-        _has_speakers(environment),
+        _has_speakers(environment, seats),
         elastic.core,
         environment.get(LENT) == "1",
         elastic.sizes,
@@ -156,11 +156,12 @@ def _number(environment: Mapping[str, str], names: tuple[str, ...], default: int
     return default
 
 
-def _has_speakers(environment: Mapping[str, str]) -> bool:
-    shape = environment.get("SRES_MESH") or "full"
-    if shape not in ("full", "speakers"):
-        raise UsageError(f"SRES_MESH={shape!r}: write full or speakers")
-    return shape == "speakers"
+def _has_speakers(environment: Mapping[str, str], seats: int) -> bool:
+    shape = environment.get("SRES_MESH") or "auto"
+    if shape not in ("auto", "full", "speakers"):
+        raise UsageError(f"SRES_MESH={shape!r}: write auto, full or speakers")
+    # All ranks must come to the same: they are told the same number of seats.
+    return seats > SPEAKERS_ABOVE if shape == "auto" else shape == "speakers"
 
 
 def _domain(environment: Mapping[str, str]) -> str:

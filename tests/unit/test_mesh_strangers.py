@@ -437,6 +437,23 @@ def test_a_requeued_job_meets_at_another_place() -> None:
     assert read_environment(job).meet != read_environment(job | {"SLURM_RESTART_COUNT": "1"}).meet
 
 
+@pytest.mark.parametrize(
+    "seats, shape, speakers",
+    [
+        (64, "", False),
+        (65, "", True),
+        (65, "auto", True),
+        (65, "full", False),
+        (2, "speakers", True),
+    ],
+)
+def test_the_ranks_of_a_large_world_have_speakers(seats: int, shape: str, speakers: bool) -> None:
+    rank = {"SRES_SEATS": f"{seats}", "SRES_MEET": "dir:/x", "SRES_MESH": shape}
+    assert read_environment(rank).speakers is speakers
+    with pytest.raises(UsageError, match="auto, full or speakers"):
+        read_environment(rank | {"SRES_MESH": "ring"})
+
+
 def test_a_process_that_ends_while_it_is_dialed_is_known_to_be_gone(
     pair: Crew, monkeypatch: pytest.MonkeyPatch
 ) -> None:

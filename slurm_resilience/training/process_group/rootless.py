@@ -58,7 +58,8 @@ def rootless(
     """
     where = read_environment(os.environ if environment is None else environment)
     rules = WorldRules(seats=where.seats, min_world=where.seats)
-    mesh = Mesh(rendezvous_at(where.meet, where.secret), this_peer(where), rules).start()
+    met = rendezvous_at(where.meet, where.secret)
+    mesh = Mesh(met, this_peer(where), rules, speakers=where.speakers).start()
     try:
         view = mesh.meet(timeout)
         if view is None:

@@ -53,6 +53,15 @@ def test_a_death_costs_a_rank_as_much_in_a_large_world(crowds: Any) -> None:
     assert cost[1] < 3 * cost[0]
 
 
+@pytest.mark.parametrize("ranks", [32, 128])
+def test_a_death_in_a_new_world_costs_no_beat(crowds: Any, ranks: int) -> None:
+    """A rank of another node that does not know yet who leads now asks for votes as well."""
+    crowd = crowds.Crowd(ranks)
+    assert crowd.run(crowd.is_whole, 30.0)
+    crowd.kill(crowd.living()[0])
+    assert crowd.run(crowd.is_whole, 0.4)
+
+
 def test_too_few_cores_make_a_new_world_slow_and_end_no_rank(crowds: Any) -> None:
     crowd = crowds.Crowd(64, cores=2, costs=crowds.Costs().times(20))
     assert crowd.run(crowd.is_whole, 60.0)

@@ -314,10 +314,13 @@ class Election:
             return promise.number == view.generation and promise.lead == lead
         if side.status.phase == "running" or self._is_being_formed():
             return False
-        if self._holds_its_vote(lead, now):
-            return False
+        if self._holds_its_vote(lead, now) and not self._is_lead(lead):
+            return False  # the lead of all goes before one that does not know of it
         # One that asks for votes itself gives its own to no lead that should vote for it.
-        return self._ballot is None or self._lead_of(side.present()).peer.id == lead
+        return self._ballot is None or self._is_lead(lead)
+
+    def _is_lead(self, peer_id: str) -> bool:
+        return self._lead_of(self._side.present()).peer.id == peer_id
 
     def _holds_its_vote(self, lead: str, now: float) -> bool:
         """Tell whether another lead than this one may form a world with this process's vote."""

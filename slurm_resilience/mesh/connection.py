@@ -54,6 +54,17 @@ class ContactLost(WireError):
         self.cause: CloseCause = cause
 
 
+class OtherRelease(WireError):
+    """The other side is a rank of another release of this package."""
+
+    def __init__(self, theirs: int) -> None:
+        super().__init__(
+            f"it speaks version {theirs} of the mesh's protocol, this process {PROTOCOL}: a rank of "
+            "another release of slurm-resilience takes no part; start it with the one that the "
+            "training was begun with"
+        )
+
+
 def _lost(error: OSError) -> ContactLost:
     cause: CloseCause = "lost" if error.errno in _MAY_LIVE else "reset"
     return ContactLost(f"connection lost: {error.strerror}", cause)
@@ -255,10 +266,11 @@ class PeerConnection:
 
         Raises:
             AuthError: the other side does not know the secret.
+            OtherRelease: it speaks another version of the protocol.
             WireError: it speaks out of turn.
         """
         if isinstance(message, PeerChallenge | PeerHello) and message.protocol != PROTOCOL:
-            raise WireError(f"it speaks version {message.protocol}, this process {PROTOCOL}")
+            raise OtherRelease(message.protocol)
         if isinstance(message, PeerChallenge) and self.address and self._theirs is None:
             self._theirs = message.nonce
             to = self.address.peer_id or f":{self.address.port}"

@@ -24,7 +24,12 @@ import msgspec
 from slurm_resilience.clock import SYSTEM_CLOCK
 from slurm_resilience.errors import AuthError, WireError
 from slurm_resilience.mesh import messages
-from slurm_resilience.mesh.connection import HANDSHAKE_SECONDS, ContactLost, PeerConnection
+from slurm_resilience.mesh.connection import (
+    HANDSHAKE_SECONDS,
+    ContactLost,
+    OtherRelease,
+    PeerConnection,
+)
 from slurm_resilience.mesh.dial_book import REFUSED_SECONDS, DialAddress, DialBook
 from slurm_resilience.mesh.fair_lock import FairLock
 from slurm_resilience.mesh.messages import Message
@@ -96,7 +101,7 @@ class TransportOwner(Protocol):
 
 
 class Refusals:
-    """Connections without the secret: said once in a while, however many there are."""
+    """Connections that were refused: said once in a while, however many there are."""
 
     def __init__(self) -> None:
         self._count = 0
@@ -445,6 +450,9 @@ class Transport:
             else:
                 self._owner.on_refused(now)
         except WireError as error:
+            if isinstance(error, OtherRelease):
+                now, address = SYSTEM_CLOCK.monotonic(), connection.address
+                self._refusals.add(address, str(error), now)
             self._end(connection, error)
             if connection.reached and not connection.proven:
                 self._owner.on_hung_up(SYSTEM_CLOCK.monotonic())

@@ -330,6 +330,19 @@ def test_a_child_of_a_fork_keeps_no_connection_open(pair: Crew) -> None:
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
 
 
+def test_a_rank_of_another_release_is_told_of(pair: Crew, caplog: pytest.LogCaptureFixture) -> None:
+    """Both sides say so: it waits, and the others go on without it."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        dial(pair.all[0], "127.0.0.1", listener)
+        newer = Stranger(listener.accept()[0])
+        newer.say(PeerChallenge(secrets.token_bytes(32), messages.PROTOCOL + 1))
+        until(lambda: "another release of slurm-resilience" in caplog.text, "it is told")
+    older = Stranger.to(pair.all[1])
+    asked = msgspec.structs.replace(hello(b"", older.challenge()), protocol=messages.PROTOCOL - 1)
+    older.say(asked)
+    until(lambda: f"version {messages.PROTOCOL - 1} " in caplog.text, "it is told")
+
+
 def test_the_number_of_a_closed_file_is_left_to_its_next_owner(tmp_path: Path) -> None:
     """Neither a child of a fork closes what has it by then, nor does a late ring write there."""
     with crew(tmp_path, 1) as peers:

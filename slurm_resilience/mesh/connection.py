@@ -59,8 +59,8 @@ class OtherRelease(WireError):
 
     def __init__(self, theirs: int) -> None:
         super().__init__(
-            f"it speaks version {theirs} of the mesh's protocol, this process {PROTOCOL}: a rank of "
-            "another release of slurm-resilience takes no part; start it with the one that the "
+            f"it speaks version {theirs} of the mesh's protocol, this process {PROTOCOL}: a rank "
+            "of another release of slurm-resilience takes no part; start it with the one that the "
             "training was begun with"
         )
 

@@ -27,6 +27,7 @@ from slurm_resilience.simulate.mesh_campaign import (
     ElasticFigures,
     SpeakerFigures,
 )
+from slurm_resilience.simulate.mesh_simulation import elastic_has_speakers
 from slurm_resilience.simulate.mesh_simulation import simulate as simulate_one
 from slurm_resilience.simulate.resume.resume_campaign import RESUME_CAMPAIGN, ResumeFigures
 from slurm_resilience.simulate.resume.resume_rules import BrokenResumeRule
@@ -85,7 +86,8 @@ def simulate(only: str, seed: int, runs: int, jobs: int, output: Path | None, tr
         _simulate_sruns(seed, runs, jobs, output, trace)
         return
     if trace:
-        _replay(seed, speakers=only == "speakers", elastic=only == "elastic")
+        speaks = only == "speakers" or (only == "elastic" and elastic_has_speakers(seed))
+        _replay(seed, speakers=speaks, elastic=only == "elastic")
         return
     if only == "speakers":
         _simulate_speakers(seed, runs, jobs, output)

@@ -59,6 +59,8 @@ class SameReceived(msgspec.Struct, frozen=True, tag=True):
     speakers: tuple[str, ...]
     """Ids, each on the connection that counts."""
     message: StatusUpdate | GenerationEnded | Heartbeat
+    age: float = 0.0
+    """Seconds since it has arrived."""
 
 
 class NothingHeard(msgspec.Struct, frozen=True, tag=True):

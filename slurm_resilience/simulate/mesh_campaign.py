@@ -9,7 +9,7 @@ import msgspec
 
 from slurm_resilience.simulate.campaign import Campaign, SeedFailure
 from slurm_resilience.simulate.invariants import InvariantBroken
-from slurm_resilience.simulate.mesh_simulation import simulate
+from slurm_resilience.simulate.mesh_simulation import elastic_has_speakers, simulate
 from slurm_resilience.simulate.schedule import StandsStill
 
 
@@ -68,7 +68,8 @@ def run_chunk(
     for number in range(seed, seed + runs):
         figures.mesh_runs += 1
         try:
-            run = simulate(number, speakers=speakers, elastic=elastic)
+            speaks = speakers or (elastic and elastic_has_speakers(number))
+            run = simulate(number, speakers=speaks, elastic=elastic)
         except (InvariantBroken, StandsStill) as error:
             text = str(error)
         except Exception:

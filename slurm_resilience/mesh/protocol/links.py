@@ -16,6 +16,10 @@ RETIRED: Key = (-2, 0)
 """The word of a rank that does not speak any more, and will not."""
 
 
+ENDED_SECONDS = 60.0
+"""So long a death is told to those that come anew; later all have judged it by its silence."""
+
+
 class Offer(NamedTuple):
     """A peer that is reached over a link."""
 
@@ -205,6 +209,8 @@ class Near:
         """Those of whom nothing was heard for too long."""
         self.keys: dict[str, Key] = {}
         """By id, as far as they have said; this process too, if it speaks."""
+        self._ended: dict[str, float] = {}
+        """When each rank has ended, as far as that is known for sure."""
         self._term = 0
         """The newest term of those that are forgotten: other nodes may still count it."""
 
@@ -274,6 +280,15 @@ class Near:
         ]
         self.silent ^= set(changed)
         return changed
+
+    def end(self, peer_id: str, now: float) -> None:
+        """Note that a process has ended."""
+        self._ended[peer_id] = now
+
+    def ended(self, now: float) -> tuple[str, ...]:
+        """Return those that have ended a while ago: other nodes may not know."""
+        self._ended = {p: at for p, at in self._ended.items() if now - at <= ENDED_SECONDS}
+        return tuple(self._ended)
 
     def forget(self, peer_id: str) -> None:
         """Forget one that has no link any more."""

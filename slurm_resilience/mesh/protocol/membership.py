@@ -80,8 +80,8 @@ class Membership:
         match event:
             case MessageReceived():
                 self._hear(event, now)
-            case SameReceived(speakers=speakers, message=message):
-                self._hear_same(speakers, message, now)
+            case SameReceived():
+                self._hear_same(event, now)
             case BytesReceived() | NothingHeard():
                 self._note_sound(event, now)
             case ConnectionProven():
@@ -270,19 +270,15 @@ class Membership:
             case _:
                 self._hear_of_worlds(event, now)
 
-    def _hear_same(
-        self,
-        speakers: Sequence[str],
-        message: StatusUpdate | GenerationEnded | Heartbeat,
-        now: float,
-    ) -> None:
+    def _hear_same(self, event: SameReceived, now: float) -> None:
         """Hear what several say of themselves, in a large world most of all that is said: each word
         costs a microsecond or less here."""
         side = self.side
-        contacts = [c for c in map(side.contacts.get, speakers) if c is not None]
+        contacts = [c for c in map(side.contacts.get, event.speakers) if c is not None]
+        heard_at = now - event.age
         for contact in contacts:
-            contact.heard = now
-        match message:
+            contact.heard = max(contact.heard, heard_at)
+        match event.message:
             case Heartbeat() as beat:
                 for contact in contacts:
                     contact.beat = beat

@@ -49,6 +49,7 @@ from slurm_resilience.mesh.messages import (
     GenerationEnded,
     Heartbeat,
     HungUp,
+    Leaving,
     Message,
     Opened,
     Reachable,
@@ -208,6 +209,7 @@ class Relay:
                     # There may be other ranks of its node.
                     self._effects.append(DialKnown())
                 if peer_id not in self._ways.to:
+                    self._near.end(peer_id, now)
                     self._send_far(Unreachable((peer_id,), "closed"))
                 self._end(peer_id)
                 self._tell(event)
@@ -355,6 +357,10 @@ class Relay:
         if self._role.key == NO_KEY:
             self._take_key(0, now)
         self._outboxes.add((number,), Reachable(self._role.key, self._near_members()))
+        ended = self._near.ended(now)
+        if ended:
+            # The one that spoke before may have ended together with these.
+            self._outboxes.add((number,), Unreachable(ended, "closed"))
 
     def _announce(self, number: int) -> None:
         """Tell a rank of this node what this process has told the others."""
@@ -387,6 +393,8 @@ class Relay:
             self._effects.append(Dial(peer))
         elif last and not far and peer.seat >= 0:
             self._near.forget(peer.id)
+            if cause == "closed":
+                self._near.end(peer.id, now)
             self._search.meet(peer.id)
             self._send_far(Unreachable((peer.id,), cause))
         other = self._links.to(peer.id)
@@ -453,11 +461,11 @@ class Relay:
             case Unreachable(peers=peers, cause=cause):
                 self._withdraw(number, peers, cause, now)
             case Relayed() as relayed:
-                self._pass_on(number, relayed, now)
+                self._pass_on(number, relayed, event.age)
             case Bundle(messages=messages):
                 for message in messages:
                     if isinstance(message, Relayed):  # as most are
-                        self._pass_on(number, message, now)
+                        self._pass_on(number, message, event.age)
                     else:
                         self._hear(msgspec.structs.replace(event, message=message), now)
             case Roster(peers=peers) if self._links.is_far(number):
@@ -466,7 +474,18 @@ class Relay:
             case _ if not self._links.is_far(number):
                 if isinstance(event.message, Superseded):
                     self._links.superseded.add(number)
+                elif isinstance(event.message, Leaving):
+                    self._let_go(number, event.message, now)
                 self._tell(event)
+
+    def _let_go(self, number: int, message: Leaving, now: float) -> None:
+        """Tell other nodes that a rank of this one leaves: its link is closed at once, and what it
+        has said to them there is not read any more."""
+        peer = self._links.peers[number]
+        if peer.seat >= 0:
+            self._near.end(peer.id, now)
+            self._routing.pass_on(Relayed((peer.id,), (), FRAMES.encode(message)))
+            self._send_far(Unreachable((peer.id,), "closed"))
 
     def _offer(self, number: int, key: Key, members: Iterable[Member], now: float) -> None:
         self._count += 1
@@ -492,7 +511,7 @@ class Relay:
             self._send_near(Unreachable(tuple(peers), cause))
         self._choose(peers, now)
 
-    def _pass_on(self, number: int, relayed: Relayed, now: float) -> None:
+    def _pass_on(self, number: int, relayed: Relayed, age: float) -> None:
         near = self._links.near()
         if self._links.is_far(number):
             # There it is delivered, whatever it names.
@@ -502,13 +521,13 @@ class Relay:
             else:
                 self._outboxes.add((near[target] for target in targets if target in near), told)
             if not targets or self._me.id in targets:
-                self._deliver(relayed)
+                self._deliver(relayed, age)
         elif (self._links.peers[number].id,) == relayed.sources:
             self._routing.pass_on(relayed)
         else:
-            self._deliver(relayed)
+            self._deliver(relayed, age)
 
-    def _deliver(self, relayed: Relayed) -> None:
+    def _deliver(self, relayed: Relayed, age: float) -> None:
         try:
             message = FRAMES.unpack(relayed.body)
         except WireError:
@@ -517,7 +536,7 @@ class Relay:
         if not isinstance(message, StatusUpdate | GenerationEnded | Heartbeat):
             for source in relayed.sources:
                 if source in ways:
-                    self._deliver_from(ways[source], message)
+                    self._deliver_from(ways[source], message, age)
             return
         heard = []
         for source in relayed.sources:
@@ -525,11 +544,11 @@ class Relay:
             if way is not None and way.number < 0:
                 heard.append(source)
             elif way is not None:
-                self._deliver_from(way, message)
+                self._deliver_from(way, message, age)
         if heard:
-            self._tell(SameReceived(tuple(heard), message))
+            self._tell(SameReceived(tuple(heard), message, age))
 
-    def _deliver_from(self, way: Way, message: Message) -> None:
+    def _deliver_from(self, way: Way, message: Message, age: float) -> None:
         match message:
             case Opened(number=number):
                 way.seen = number
@@ -542,7 +561,7 @@ class Relay:
                 if self._ways.by_number.pop(number, None) is not None:
                     self._tell(ConnectionClosed(number, "it counts this process as gone", "lost"))
             case _ if way.number < 0:
-                self._tell(MessageReceived(way.number, way.peer.id, way.peer.id, message))
+                self._tell(MessageReceived(way.number, way.peer.id, way.peer.id, message, age))
             case _:
                 # It may not have heard: one of a pair that is cut off.
                 self._routing.tell(way.peer.id, HungUp(way.seen))
@@ -606,6 +625,7 @@ class Relay:
             if way is not None and way.chosen is not None:
                 way.chosen, way.lost_at = None, now
                 self._ways.held[peer_id] = way
+                self._search.hurry(now)
             return
         chosen = (-best[2], best[1].stamp)
         if way is None:

@@ -236,7 +236,7 @@ class Side:
             Member(contact.peer, contact.status)
             for contact in self.contacts.seated()
             if contact.peer.id != accused
-            and contact.heard > self.held_up_at
+            and contact.heard > max(self.held_up_at, contact.met_at)
             and self._is_heard(contact, now)
         ]
         return world_plan.may_leave(Member(self.me, self.status), sure, self.rules, step)

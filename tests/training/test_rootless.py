@@ -10,17 +10,24 @@ import sys
 import threading
 from contextlib import ExitStack, suppress
 from pathlib import Path
+from types import SimpleNamespace as Address
 
+import psutil
 import pytest
 
 pytest.importorskip("torch", reason="torch is not installed")
 
 from slurm_resilience.training.process_group import rootless
+from slurm_resilience.training.process_group.gloo_interface import (
+    GLOO_INTERFACE,
+    listen_beside_mesh,
+)
 from slurm_resilience.training.process_group.rootless import LEAVES
 
 pytestmark = pytest.mark.training
 SIZE = 3
 PROGRAM = """
+import os
 import torch
 import torch.distributed as dist
 from slurm_resilience.training.process_group import rootless
@@ -35,7 +42,7 @@ with rootless(timeout=60) as world:
     dist.barrier()
 # The default group outlives the store.
 dist.barrier()
-print(world.rank, world.size, int(token))
+print(world.rank, world.size, int(token), os.environ["GLOO_SOCKET_IFNAME"])
 dist.destroy_process_group()
 """
 
@@ -46,7 +53,7 @@ def run(meet: str, secret: str = "") -> list[str]:
         "SRES_MEET": meet,
         "SRES_SEATS": str(SIZE),
         "SRES_ADDRESS": "127.0.0.1",
-        "GLOO_SOCKET_IFNAME": "lo",
+        "GLOO_SOCKET_IFNAME": "",
         "OMP_NUM_THREADS": "1",
         "SRES_SECRET": secret,
     }
@@ -68,7 +75,40 @@ def run(meet: str, secret: str = "") -> list[str]:
     return said
 
 
-WANTED = ["0 3 222\n", "1 3 111\n", "2 3 222\n"]
+@pytest.mark.parametrize(
+    ("host", "given", "chosen"),
+    [
+        ("10.0.0.5", "", "ib0"),
+        ("fd00::5", "", "eth1"),
+        ("10.0.0.5", "eth9", "eth9"),
+        # The first address of `lo` is another one, and so is that of `eth0`.
+        ("10.1.1.1", "", ""),
+        ("192.168.0.8", "", ""),
+        ("no-such-name.invalid", "", ""),
+    ],
+)
+def test_gloo_listens_on_the_interface_of_the_mesh(
+    monkeypatch: pytest.MonkeyPatch, host: str, given: str, chosen: str
+) -> None:
+    ipv4, ipv6, packet = socket.AF_INET, socket.AF_INET6, socket.AF_PACKET
+    found = {
+        "lo": [(ipv4, "127.0.0.1"), (ipv4, "10.1.1.1"), (ipv6, "::1")],
+        "eth0": [(packet, "00:00"), (ipv4, "192.168.0.7"), (ipv4, "192.168.0.8")],
+        "eth1": [(packet, "00:01"), (ipv6, "fd00::5")],
+        "ib0": [(packet, "00:02"), (ipv4, "10.0.0.5"), (ipv6, "fe80::1%ib0")],
+    }
+    interfaces = {
+        name: [Address(family=family, address=address) for family, address in ones]
+        for name, ones in found.items()
+    }
+    monkeypatch.setattr(psutil, "net_if_addrs", lambda: interfaces)
+    monkeypatch.setenv(GLOO_INTERFACE, given)
+    listen_beside_mesh(host)
+    assert os.environ[GLOO_INTERFACE] == chosen
+
+
+WANTED = ["0 3 222 lo\n", "1 3 111 lo\n", "2 3 222 lo\n"]
+"""gloo listens where the mesh does, wherever this machine's name leads."""
 
 
 def test_on_a_shared_directory_twice(tmp_path: Path) -> None:

@@ -19,6 +19,7 @@ from slurm_resilience.training import compat
 from slurm_resilience.training.process_group.abort import Graveyard
 from slurm_resilience.training.process_group.ddp_wrappers import DdpWrappers
 from slurm_resilience.training.process_group.device_meshes import DEVICE_MESHES
+from slurm_resilience.training.process_group.gloo_interface import listen_beside_mesh
 from slurm_resilience.training.process_group.group_sockets import GroupSockets
 from slurm_resilience.training.process_group.mesh_store import MeshStore
 from slurm_resilience.training.process_group.nccl import NcclPart
@@ -265,6 +266,7 @@ def form(
     Raises:
         RuntimeError, dist.DistStoreError: a member is gone, or did not come.
     """
+    listen_beside_mesh(mesh.me.host)
     group = ProcessGroups(mesh, view, view.rank_of(mesh.me.id), backend)
     if out is not None:
         out.append(group)

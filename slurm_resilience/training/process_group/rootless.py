@@ -19,6 +19,7 @@ from slurm_resilience.mesh.mesh import Mesh
 from slurm_resilience.mesh.model import PeerStatus
 from slurm_resilience.mesh.protocol.world_plan import WorldRules
 from slurm_resilience.mesh.rendezvous import rendezvous_at
+from slurm_resilience.training.process_group.gloo_interface import listen_beside_mesh
 from slurm_resilience.training.process_group.mesh_store import MeshStore
 from slurm_resilience.training.rank_environment import (
     read_environment,
@@ -65,6 +66,7 @@ def rootless(
         if view is None:
             raise UsageError(f"{where.meet}: a training that met here is over; choose another")
         mesh.say(PeerStatus("running", view.generation, 0))
+        listen_beside_mesh(mesh.me.host)
         world = RootlessWorld(view.rank_of(mesh.me.id), view.size, MeshStore(mesh, view.generation))
         yield world
         _leave_together(world, timeout)

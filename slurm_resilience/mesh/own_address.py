@@ -2,27 +2,46 @@
 
 from __future__ import annotations
 
+import logging
 import socket
 from collections.abc import Mapping
+
+log = logging.getLogger("sres.mesh")
+
+SRUN_ADDRESS = "SLURM_LAUNCH_NODE_IPADDR"
+"""Slurm's variable for the address of the machine that srun was called on: every node of the step
+has a way to it."""
+STEP_NODES = "SLURM_STEP_NUM_NODES"
 
 
 def own_address(environment: Mapping[str, str], on_one_machine: bool) -> str:
     """Return the address to listen on: SRES_ADDRESS; loopback where all peers are on one machine;
-    else the one of the route to MASTER_ADDR, or the host name's."""
+    else the one of the route to MASTER_ADDR, to srun, or the host name's."""
     given = environment.get("SRES_ADDRESS")
     if given:
         return given
     if on_one_machine:
         return "127.0.0.1"
-    master = environment.get("MASTER_ADDR", "")
-    for target in (master, socket.gethostname()):
+    name = socket.gethostname()
+    for target in (environment.get("MASTER_ADDR"), environment.get(SRUN_ADDRESS), name):
         found = _route_to(target) if target else ""
         if found and not found.startswith("127."):
             return found
+    if environment.get(STEP_NODES) != "1":
+        _warn(name)
     return "127.0.0.1"
 
 
+def _warn(name: str) -> None:
+    log.warning(
+        "ranks of other nodes cannot reach this one: the name of its machine (%s) leads to no "
+        "address but loopback. Set MASTER_ADDR to the first node, or SRES_ADDRESS on each",
+        name,
+    )
+
+
 def _route_to(target: str) -> str:
+    """Return this machine's own address on the way to another; empty: there is no way."""
     try:
         # No packet is sent: the kernel only looks up the route.
         with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import socket
 import sys
 
 import pytest
@@ -11,7 +12,9 @@ startup = pytest.importorskip(
     "slurm_resilience.training.recovery.startup", reason="torch is not installed"
 )
 
+from slurm_resilience.mesh import own_address  # noqa: E402
 from slurm_resilience.mesh.model import PeerStatus  # noqa: E402
+from slurm_resilience.mesh.own_address import SRUN_ADDRESS, STEP_NODES  # noqa: E402
 from slurm_resilience.training import compat  # noqa: E402
 from slurm_resilience.training.options import Options  # noqa: E402
 from slurm_resilience.training.rank_environment import read_environment  # noqa: E402
@@ -78,6 +81,38 @@ class Gpus:
 
     def set_device(self, index: int) -> None:
         self.chosen = index
+
+
+ROUTES = {"n1": "10.0.0.5", "10.0.0.9": "10.0.0.6", "debian": "127.0.0.1", "good": "10.0.0.7"}
+
+
+@pytest.mark.parametrize(
+    ("environment", "name", "chosen", "told"),
+    [
+        ({"MASTER_ADDR": "n1", SRUN_ADDRESS: "10.0.0.9"}, "debian", "10.0.0.5", 0),
+        # `srun python train.py`: the machine's own name leads nowhere.
+        ({SRUN_ADDRESS: "10.0.0.9"}, "debian", "10.0.0.6", 0),
+        ({"MASTER_ADDR": "debian"}, "good", "10.0.0.7", 0),
+        ({}, "debian", "127.0.0.1", 1),
+        ({STEP_NODES: "2"}, "unknown", "127.0.0.1", 1),
+        ({STEP_NODES: "1"}, "unknown", "127.0.0.1", 0),
+        ({"SRES_ADDRESS": "here"}, "debian", "here", 0),
+    ],
+)
+def test_a_rank_listens_where_other_nodes_reach_it(
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    environment: dict[str, str],
+    name: str,
+    chosen: str,
+    told: int,
+) -> None:
+    monkeypatch.setattr(own_address, "_route_to", lambda target: ROUTES.get(target, ""))
+    monkeypatch.setattr(socket, "gethostname", lambda: name)
+    assert own_address.own_address(environment, on_one_machine=False) == chosen
+    assert caplog.text.count("cannot reach this one") == told
+    assert own_address.own_address({}, on_one_machine=True) == "127.0.0.1"
+    assert caplog.text.count("cannot reach this one") == told
 
 
 @pytest.mark.parametrize(

@@ -116,9 +116,9 @@ class Interrupter:
         if seen > self._patience(end):
             with self._lock:
                 # An update under way is finished, by every rank that has begun it.
-                if self._stage is BlockStage.INSIDE and not self._participant.updating:
+                is_inside = self._stage is BlockStage.INSIDE and not self._participant.updating
+                if is_inside and _raise_in(self._main, Interrupted):
                     self._stage = BlockStage.INTERRUPTED
-                    _raise_in(self._main, Interrupted)
         if seen > TELL_SHARE * self._abort_timeout and not self._told:
             self._told = True
             where = stacks.innermost(self._main)
@@ -198,7 +198,15 @@ class Interrupter:
             mesh.over(GenerationEnd(view.generation, reason, mesh.me.id, "fault"))
 
 
-def _raise_in(thread: int, kind: type[BaseException]) -> None:
-    """Raise in a thread, when it calls a function or goes round in a loop the next time."""
+def _raise_in(thread: int, kind: type[BaseException]) -> bool:
+    """Raise in a thread, when it calls a function or goes round in a loop the next time; tell
+    whether that was done.
+
+    Until a new thread runs, CPython knows it by the number of the one that starts it, and would
+    raise there instead: the block would never hear of it.
+    """
+    if any(one.ident is None for one in threading.enumerate()):
+        return False
     call = ctypes.pythonapi.PyThreadState_SetAsyncExc
     call(ctypes.c_ulong(thread), ctypes.py_object(kind))
+    return True

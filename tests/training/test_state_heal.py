@@ -6,8 +6,10 @@ import os
 import random
 import re
 import signal
+import socket
 import threading
 import time
+from contextlib import suppress
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -23,6 +25,8 @@ from torch.distributed.tensor import DTensor
 
 from slurm_resilience.mesh.model import PeerStatus, View
 from slurm_resilience.training import state
+from slurm_resilience.training.interrupter import _raise_in
+from slurm_resilience.training.process_group.group_sockets import open_sockets
 from slurm_resilience.training.state import HealFailed, StateError, Tracked
 from slurm_resilience.training.state.transfer import (
     Payload,
@@ -201,6 +205,49 @@ def test_a_source_that_dies_breaks_the_transfer_at_once(tmp_path: Path, relays: 
     said, took = found[-2]
     assert said.startswith("receiving state broke off in step 3: ")
     assert took < 15, "well before the group's own timeout of 30 s"
+
+
+SO_MAX_PACING_RATE = 47
+
+
+class WorldOver(BaseException):
+    """As the interrupter raises it."""
+
+
+def half_received(rank: int, group: Any) -> bool:
+    """The source is killed in the middle of a message: gloo loses the call that receives it. The
+    interrupter raises in the block."""
+    size = 1 << 25
+    whole = torch.full((size,), rank, dtype=torch.uint8)
+    tracked, view, source = Tracked({"x": whole}), view_of([LOST, HELD]), torch.zeros(1)
+    if rank == 1:
+        source.fill_(os.getpid())
+    dist.broadcast(source, 1)
+    if rank == 1:
+        for descriptor in open_sockets():  # the message takes half a minute
+            with socket.socket(fileno=os.dup(descriptor)) as own, suppress(OSError):
+                own.setsockopt(socket.SOL_SOCKET, SO_MAX_PACING_RATE, 1 << 20)
+    main = threading.get_ident()
+
+    def interrupt() -> None:
+        while not whole[0]:
+            time.sleep(0.001)
+        os.kill(int(source), signal.SIGKILL)
+        while not _raise_in(main, WorldOver):
+            time.sleep(0.001)
+
+    if rank == 0:
+        threading.Thread(target=interrupt, daemon=True).start()
+    with pytest.raises(WorldOver):
+        state.transfer(state.plan(view), view, rank, tracked, group, bucket_bytes=size)
+    # Else the call was not lost, and this proves nothing.
+    assert not whole[-1]
+    return "sres-landing" in {thread.name for thread in threading.enumerate()}
+
+
+def test_a_source_that_dies_in_a_message_keeps_its_target_in_no_call(tmp_path: Path) -> None:
+    found = run(half_received, 2, tmp_path)
+    assert found == [True, -signal.SIGKILL], "no thread is left behind in the lost call"
 
 
 def lean(rank: int, group: Any, bucket: int) -> tuple[int, int]:

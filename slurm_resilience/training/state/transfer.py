@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import contextlib
 import struct
+import threading
 import zlib
 from collections import Counter, defaultdict, deque
 from collections.abc import Iterator, Sequence
@@ -272,15 +273,39 @@ PACKED_IN_FLIGHT = 2
 """Messages among these with a buffer of their own."""
 
 
+GLANCE_SECONDS = 0.05
+"""Between two moments in which a wait for messages can be interrupted."""
+
+
 def land(group: Any, *works: Any) -> None:
-    """Wait for messages, as long as the group's collectives wait.
+    """Wait for messages, as long as the group's collectives wait. The end of the world interrupts
+    it: gloo loses a call whose connection ends in the middle of a message, and such a call waits
+    for its time limit. So another thread makes it, and is left behind.
 
     By itself a message over gloo has the limit that the group was formed with. That one is short,
     and the rank that comes last may still have to build its model.
     """
-    limit = (compat.gloo_timeout(group),) if compat.wire_device(group).type == "cpu" else ()
-    for work in works:
-        work.wait(*limit)
+    if compat.wire_device(group).type != "cpu":
+        for work in works:
+            work.wait()
+        return
+    limit, landed = compat.gloo_timeout(group), threading.Event()
+    failed: list[BaseException] = []
+
+    def wait() -> None:
+        try:
+            for work in works:
+                work.wait(limit)
+        except RuntimeError as error:
+            failed.append(error)
+        finally:
+            landed.set()
+
+    threading.Thread(target=wait, name="sres-landing", daemon=True).start()
+    while not landed.wait(GLANCE_SECONDS):
+        pass
+    if failed:
+        raise failed[0]
 
 
 class Pool:

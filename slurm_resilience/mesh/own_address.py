@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import socket
 from collections.abc import Mapping
@@ -25,7 +26,7 @@ def own_address(environment: Mapping[str, str], on_one_machine: bool) -> str:
     name = socket.gethostname()
     for target in (environment.get("MASTER_ADDR"), environment.get(SRUN_ADDRESS), name):
         found = _route_to(target) if target else ""
-        if found and not found.startswith("127."):
+        if found and found != "::1" and not found.startswith("127."):
             return found
     if environment.get(STEP_NODES) != "1":
         _warn(name)
@@ -42,10 +43,9 @@ def _warn(name: str) -> None:
 
 def _route_to(target: str) -> str:
     """Return this machine's own address on the way to another; empty: there is no way."""
-    try:
+    for family in (socket.AF_INET, socket.AF_INET6):
         # No packet is sent: the kernel only looks up the route.
-        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        with contextlib.suppress(OSError), socket.socket(family, socket.SOCK_DGRAM) as probe:
             probe.connect((target, 9))
             return str(probe.getsockname()[0])
-    except OSError:
-        return ""
+    return ""

@@ -162,7 +162,9 @@ class Transport:
         self._listener: socket.socket | None = None
         self.me = me
         if listen:
-            self._listener = socket.create_server((me.host, me.port), backlog=1024)
+            family = socket.AF_INET6 if ":" in me.host else socket.AF_INET
+            where = (me.host, me.port)
+            self._listener = socket.create_server(where, family=family, backlog=1024)
             self._listener.setblocking(False)
             self.me = msgspec.structs.replace(me, port=self._listener.getsockname()[1])
             self._selector.register(self._listener, selectors.EVENT_READ, self._accept)

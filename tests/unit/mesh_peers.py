@@ -60,14 +60,19 @@ class Crew:
         self.all: list[Mesh] = []
 
     def add(
-        self, seat: int, incarnation: int = 0, meeting: Rendezvous | None = None, **more: Any
+        self,
+        seat: int,
+        incarnation: int = 0,
+        meeting: Rendezvous | None = None,
+        host: str = "127.0.0.1",
+        **more: Any,
     ) -> Mesh:
         peer = Peer(
             id=f"peer-{seat}.{incarnation}",
             seat=seat,
             incarnation=incarnation,
             node=f"node{seat}",
-            host="127.0.0.1",
+            host=host,
         )
         mesh = Mesh(meeting or SharedDirectory(self.place), peer, self.rules, **more)
         self.all.append(mesh)

@@ -343,6 +343,11 @@ def test_a_rank_of_another_release_is_told_of(pair: Crew, caplog: pytest.LogCapt
     until(lambda: f"version {messages.PROTOCOL - 1} " in caplog.text, "it is told")
 
 
+def test_addresses_of_ipv6(tmp_path: Path) -> None:
+    with crew(tmp_path, 2, min_world=2) as peers:
+        assert world([peers.add(seat, host="::1") for seat in range(2)]).size == 2
+
+
 def test_the_number_of_a_closed_file_is_left_to_its_next_owner(tmp_path: Path) -> None:
     """Neither a child of a fork closes what has it by then, nor does a late ring write there."""
     with crew(tmp_path, 1) as peers:

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import errno
+import io
 import json
 import logging
+import re
 import shutil
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -17,6 +21,7 @@ from torch import nn  # noqa: E402
 from slurm_resilience.errors import CheckpointError, UsageError  # noqa: E402
 from slurm_resilience.resume import attempt  # noqa: E402
 from slurm_resilience.training.checkpoint import Checkpointer  # noqa: E402
+from slurm_resilience.training.checkpoint.agreement import one_line  # noqa: E402
 
 pytestmark = [
     pytest.mark.training,
@@ -184,6 +189,27 @@ def test_one_optimizer_for_two_modules(tmp_path: Path) -> None:
     checkpointer.load(1, new)
     assert moments(new) == moments(old)
     assert new["two"].weight.equal(old["two"].weight)  # type: ignore[attr-defined]
+
+
+class FullDisk(io.BytesIO):
+    """A file with room for so many bytes."""
+
+    def __init__(self, room: int) -> None:
+        super().__init__()
+        self._room = room
+
+    def write(self, data: Any) -> int:
+        if self.tell() + len(data) > self._room:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        return super().write(data)
+
+
+@pytest.mark.parametrize("room", [0, 100, 700, 1200, 5000])
+def test_a_disk_that_gets_full_is_told_as_such(room: int) -> None:
+    """torch says "unexpected pos 704 vs 598" where it gets full in the middle of a file."""
+    with pytest.raises((OSError, RuntimeError)) as caught:
+        torch.save({"weights": torch.ones(1000)}, FullDisk(room))
+    assert re.search("No space left|is the disk full", one_line(caught.value))
 
 
 def test_what_does_not_fit_is_one_line(tmp_path: Path) -> None:

@@ -13,6 +13,9 @@ from slurm_resilience.errors import SresError
 from slurm_resilience.training.checkpoint.manifest import Damaged
 
 T = TypeVar("T")
+_HALF_WRITTEN = "inline_container.cc"
+"""torch's writer of files, which counts its bytes when it closes one. What the disk said is lost
+then ("unexpected pos 704 vs 598")."""
 
 # DCP warns of every save and load of a single process; here that is what was asked for.
 warnings.filterwarnings("ignore", message="torch.distributed is disabled, unavailable or unini")
@@ -87,6 +90,8 @@ def one_line(error: BaseException) -> str:
     if isinstance(error, OSError) and error.strerror:
         return error.strerror + (f": {error.filename}" if error.filename else "")
     text = str(error).strip().split("\n", 1)[0]
+    if _HALF_WRITTEN in text:
+        return f"a file was not written whole; is the disk full, or a quota used up? ({text})"
     plain = text and isinstance(error, RuntimeError | ValueError | PartFailed | Damaged | SresError)
     return text if plain else f"{type(error).__name__}: {text}"
 

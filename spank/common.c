@@ -45,15 +45,36 @@ bool sres_take_guard(pid_t *parent)
 	return supervised;
 }
 
+static void forget(const char *const *names, size_t count)
+{
+	for (size_t i = 0; i < count; i++)
+		unsetenv(names[i]);
+}
+
+#define FORGET(names) forget(names, sizeof(names) / sizeof((names)[0]))
+
 void sres_forget_attempt(void)
 {
-	/* task_variables() in resume/srun/environment.py has these names. */
-	static const char *const names[] = {
-		"SRES_ATTEMPT", "SRES_RESTARTS", "SRES_TOKEN", "SRES_STEP", "SRES_DIR", "SRES_PROGRESS",
+	/* resume/srun/environment.py has these lists, too. */
+	static const char *const of_a_step[] = {
+		"SRES_TOKEN", "SRES_ATTEMPT", "SRES_RESTARTS", "SRES_STEP", "SRES_DIR", "SRES_PROGRESS",
+		"SRES_NODES", "SRES_SIZES", "SRES_LENT", "SRES_COMPANION_JOB",
+	};
+	static const char *const beside_token[] = {
+		"NODE_LIST", "MASTER_NODE", "MASTER_ADDR", "MASTER_PORT", "NNODES", "NODE_RANK", "SLURM_NODE",
+	};
+	static const char *const of_a_rank[] = {
+		"SRES_INCARNATION", "SRES_SEAT", "SRES_SEATS", "SRES_SEATS_HERE", "SRES_MEET", "SRES_SECRET",
+		"SRES_NODE", "SRES_MIN_WORLD", "SRES_KEEPER", "RANK", "LOCAL_RANK", "WORLD_SIZE",
+		"LOCAL_WORLD_SIZE",
 	};
 
-	for (size_t i = 0; i < sizeof(names) / sizeof(names[0]); i++)
-		unsetenv(names[i]);
+	/* A user may have set some of these himself, but not the token, nor the incarnation. */
+	if (getenv(of_a_step[0]) != NULL)
+		FORGET(beside_token);
+	if (getenv(of_a_rank[0]) != NULL)
+		FORGET(of_a_rank);
+	FORGET(of_a_step);
 	/* slurmd sets it in a job that was requeued, and does not take it out of one that was not. */
 	unsetenv("SLURM_RESTART_COUNT");
 }

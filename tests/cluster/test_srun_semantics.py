@@ -180,3 +180,14 @@ def test_a_checkpoint_on_sigterm_is_waited_for(site: Site) -> None:
     saved = sorted(path.name for path in site.directory.glob("saved.*"))
     assert saved == ["saved.0", "saved.1"], err
     assert "attempt 2" not in err
+
+
+def test_a_step_that_a_rank_starts_is_no_part_of_that_ranks_training(site: Site) -> None:
+    """A task hands on what it was told: its seat, where its training meets, how it may grow."""
+    outer = ["SRES_TOKEN=77.0.1", "SRES_NODES=1:9", "SRES_SIZES=1,9", "SRES_LENT=1", "NNODES=9"]
+    outer += ["SRES_INCARNATION=4", "SRES_SEAT=5", "SRES_SEATS_HERE=5", "SRES_MEET=x", "RANK=5"]
+    program = (
+        "echo $SRES_TOKEN $NNODES; env | grep -E '^(SRES_(NODES|SIZES|LENT|IN|SEAT|MEET)|RANK=)'"
+    )
+    done = site.run("env", *outer, "srun", FLAG, "-N1", "-n1", "sh", "-c", f"{program}; true")
+    assert done.stdout.split() == [f"{site.job}.0.1", "1"], done

@@ -11,19 +11,30 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from slurm_resilience.launcher.flags import SeatSpan
+from slurm_resilience.launcher.node_rank import NodeRank
+from slurm_resilience.launcher.processes.child_environment import NodeSeats, of_rank
+from slurm_resilience.mesh.elastic_variables import LENT
+from slurm_resilience.resume.live_step.join_step import join_variables
+from slurm_resilience.resume.live_step.seats import NodeSlot, SeatMap
 from slurm_resilience.resume.progress.step_report import VARIABLE as STEPS_VARIABLE
 from slurm_resilience.resume.srun.command import AttemptCommand
 from slurm_resilience.resume.srun.env_option import NODEID, encode
 from slurm_resilience.resume.srun.environment import (
+    BESIDE_TOKEN,
+    OF_A_RANK,
+    OF_A_STEP,
     PORT_BASE,
     PORT_SPAN,
     Attempt,
     srun_environment,
     step_variables,
     task_variables,
+    without_outer_step,
     wrapped,
 )
 from slurm_resilience.resume.srun.srun_options import SrunCommand
+from slurm_resilience.slurm.companion_job import COMPANION_JOB
 
 ATTEMPT = Attempt(12, 1, 0, ("n1", "n3"), ("n1", "n3", "n4"), "192.0.2.1", "/shared/.sres/x")
 BATCH = {
@@ -50,12 +61,35 @@ def test_the_first_attempt_keeps_slurms_own_lists() -> None:
     assert "SLURM_JOB_NODELIST" not in variables
 
 
-def test_the_plugin_keeps_the_attempt_out_of_other_jobs() -> None:
-    """sbatch and salloc, called by a task, forget what is said of it."""
+def test_what_a_task_is_told_stays_out_of_other_jobs() -> None:
+    """sbatch and salloc, called by a task, forget it, and so does a supervisor."""
     source = (Path(__file__).parents[2] / "spank" / "common.c").read_text(encoding="utf-8")
-    names = source.split("names[] = {")[1].split("}")[0]
-    said = {name for name in task_variables(ATTEMPT) if name.startswith("SRES_")}
-    assert said | {STEPS_VARIABLE} == {*re.findall(r'"(\w+)"', names)}
+    lists = {
+        name: tuple(re.findall(r'"(\w+)"', names))
+        for name, names in re.findall(r"\*const (\w+)\[\] = \{(.*?)\}", source, re.DOTALL)
+    }
+    ours = {"of_a_step": OF_A_STEP, "beside_token": BESIDE_TOKEN, "of_a_rank": OF_A_RANK}
+    assert lists == ours
+    elastic = msgspec.structs.replace(ATTEMPT, sizes="2:4", named_sizes=(2, 4))
+    slot = NodeSlot(1, "n3", (1,))
+    seat_map = SeatMap((NodeSlot(0, "n1", (0,)), slot), 2, 1)
+    joined = join_variables(
+        task_variables(elastic),
+        seat_map,
+        slot,
+        job_nodes=("n1", "n3"),
+        master_address="192.0.2.1",
+        incarnation=1,
+        step=1,
+    )
+    node = NodeSeats(NodeRank(1, SeatSpan(1, 2), "12"), 1, "dir:x", "n3", "s", "k")
+    rank = of_rank({}, node, 0, 0)
+    told = joined | rank | {LENT: "1", COMPANION_JOB: "13", STEPS_VARIABLE: "x"}
+    left = without_outer_step(told | {"HOME": "/home/alice", "SRES_MESH": "speakers"})
+    assert {name for name in left if name.startswith(("SRES_", "MASTER_"))} == {"SRES_MESH"}
+    assert not {"RANK", "WORLD_SIZE", "LOCAL_RANK", "NNODES", "NODE_RANK"} & set(left)
+    own = {"SRES_MEET": "dir:x", "SRES_DIR": "x", "NNODES": "3", "MASTER_ADDR": "x", "RANK": "0"}
+    assert without_outer_step(own) == own, "the user's own"
 
 
 @pytest.mark.parametrize("has_plugin", [True, False])

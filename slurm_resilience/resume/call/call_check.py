@@ -20,6 +20,7 @@ from slurm_resilience.resume.elastic.elastic_size import elastic_size
 from slurm_resilience.resume.progress.step_source import step_source
 from slurm_resilience.resume.srun.command import BY_PLUGIN, GUARD
 from slurm_resilience.resume.srun.env_option import PROTOCOL
+from slurm_resilience.resume.srun.environment import without_outer_step
 from slurm_resilience.resume.srun.host_calls import HostCalls
 from slurm_resilience.resume.srun.job_log import job_log_path
 from slurm_resilience.resume.srun.srun_options import (
@@ -103,7 +104,7 @@ def make_supervisor(
     hangs = _hang_settings(command, config)
     here = HostCalls().working_directory()
     source = step_source(command.value(PROGRESS) or "", here, job_log_path(command, environment))
-    placed, environment = leave_spares(command, job, environment)
+    placed, environment = leave_spares(command, job, without_outer_step(environment))
     gone, left = nodes_gone(placed, job, environment), len(job.nodes)
     if gone:
         report.say(

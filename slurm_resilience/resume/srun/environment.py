@@ -23,6 +23,47 @@ process that is still dying. `spank/stepd.c` has the same numbers."""
 ADDRESSES_BYTES = 64 * 1024
 """For the addresses of nodes in one option of srun, which may have 128 KiB."""
 
+OF_A_STEP = (
+    "SRES_TOKEN",
+    "SRES_ATTEMPT",
+    "SRES_RESTARTS",
+    "SRES_STEP",
+    "SRES_DIR",
+    "SRES_PROGRESS",
+    "SRES_NODES",
+    "SRES_SIZES",
+    "SRES_LENT",
+    "SRES_COMPANION_JOB",
+)
+"""Variables by which a supervisor tells tasks of their step; each task has the first of them."""
+BESIDE_TOKEN = (
+    "NODE_LIST",
+    "MASTER_NODE",
+    "MASTER_ADDR",
+    "MASTER_PORT",
+    "NNODES",
+    "NODE_RANK",
+    "SLURM_NODE",
+)
+"""The same, under names that are not ours: where there is no token, the user has set them."""
+OF_A_RANK = (
+    "SRES_INCARNATION",
+    "SRES_SEAT",
+    "SRES_SEATS",
+    "SRES_SEATS_HERE",
+    "SRES_MEET",
+    "SRES_SECRET",
+    "SRES_NODE",
+    "SRES_MIN_WORLD",
+    "SRES_KEEPER",
+    "RANK",
+    "LOCAL_RANK",
+    "WORLD_SIZE",
+    "LOCAL_WORLD_SIZE",
+)
+"""Variables that tell a process which rank it is, where a join step or a launcher started it; it
+has the first of them then. `spank/common.c` has these three lists, too."""
+
 
 class Attempt(msgspec.Struct, frozen=True):
     """One run of the program: the step that was started, and those that join it."""
@@ -65,6 +106,18 @@ class Attempt(msgspec.Struct, frozen=True):
     @property
     def _port_seed(self) -> int:
         return (self.job * 101 + self.restarts * 31) % PORT_SPAN
+
+
+def without_outer_step(environment: Mapping[str, str]) -> dict[str, str]:
+    """Return the environment of a call without what an outer step told its task.
+
+    A task may start a step of its own, or submit a job where sbatch has no plugin: the ranks there
+    would take its seat, wait for as many others as it has, or meet the ranks of its training.
+    """
+    outer = {*OF_A_STEP, *BESIDE_TOKEN} if OF_A_STEP[0] in environment else set()
+    if OF_A_RANK[0] in environment:
+        outer.update(OF_A_RANK)
+    return {name: value for name, value in environment.items() if name not in outer}
 
 
 def step_variables(attempt: Attempt, addresses: Mapping[str, str]) -> dict[str, str]:

@@ -18,7 +18,7 @@ from slurm_resilience.launcher import exit_codes, flags, launch, rendezvous_dire
 from slurm_resilience.launcher.group_restart import RestartSpec, free_port
 from slurm_resilience.launcher.launch_spec import GracePeriods, LaunchSpec
 from slurm_resilience.launcher.node_rank import find_node_rank
-from slurm_resilience.launcher.processes.child_environment import NodeSeats
+from slurm_resilience.launcher.processes.child_environment import NodeSeats, without_outer_rank
 from slurm_resilience.launcher.processes.output import Streams
 from slurm_resilience.launcher.processes.reaper import Reaper
 from slurm_resilience.launcher.processes.warm_interpreter import (
@@ -72,6 +72,7 @@ def start(given: Mapping[str, Any], environment: dict[str, str]) -> int:
     Raises:
         SresError: the flags and the environment make no job.
     """
+    environment = without_outer_rank(environment)
     kind, argv = _program(given)
     before = _script("pre-train", given["pre_train_script"], given["pre_train_args"])
     after = _script("post-train", given["post_train_script"], given["post_train_args"])

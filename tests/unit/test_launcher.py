@@ -12,7 +12,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -28,11 +28,17 @@ from slurm_resilience.launcher import (
     flags,
     launch,
     rendezvous_directory,
+    request,
 )
 from slurm_resilience.launcher.control_socket import ControlSocket
 from slurm_resilience.launcher.main import cli, main
 from slurm_resilience.launcher.node_rank import NodeRank, find_node_rank
-from slurm_resilience.launcher.processes.child_environment import NodeSeats, common, of_rank
+from slurm_resilience.launcher.processes.child_environment import (
+    NodeSeats,
+    common,
+    of_rank,
+    without_outer_rank,
+)
 from slurm_resilience.launcher.rendezvous_directory import (
     RendezvousDirectory,
     choose,
@@ -312,6 +318,25 @@ class TestEnvironment:
             "OMP_NUM_THREADS": "1",
         }
         assert wanted.items() <= found.items()
+
+    def test_a_launcher_that_a_rank_starts_makes_a_training_of_its_own(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        rank = of_rank({}, self.NODE, 2, 5)
+        user = {"SRES_MEET": "dir:/mine", "SRES_MESH": "speakers", "RANK": "1"}
+        assert without_outer_rank(user) == user
+        found: list[Mapping[str, str]] = []
+
+        def stop(environment: Mapping[str, str], *_: object) -> NodeRank:
+            found.append(environment)
+            raise UsageError("seen")
+
+        monkeypatch.setattr(request, "find_node_rank", stop)
+        for name, value in (rank | {"HOME": "/home/alice"}).items():
+            monkeypatch.setenv(name, value)
+        assert main([__file__]) == UsageError.exit_code
+        assert not {name for name in rank if name.startswith("SRES_")} & set(found[0])
+        assert not {"RANK", "WORLD_SIZE", "LOCAL_RANK"} & set(found[0]) and "HOME" in found[0]
 
     def test_the_users_threads_stay(self) -> None:
         assert "OMP_NUM_THREADS" not in common({"OMP_NUM_THREADS": "6"}, self.NODE)

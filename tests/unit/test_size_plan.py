@@ -12,7 +12,12 @@ from slurm_resilience.config import ElasticSettings
 from slurm_resilience.mesh.model import Peer
 from slurm_resilience.resume.elastic import size_events as ev
 from slurm_resilience.resume.elastic.elastic_size import ElasticSize
-from slurm_resilience.resume.elastic.size_plan import MOST_ASKED, GroupState, SizePlan
+from slurm_resilience.resume.elastic.size_plan import (
+    MOST_ASKED,
+    PROVEN_SECONDS,
+    GroupState,
+    SizePlan,
+)
 from slurm_resilience.resume.live_step.live_events import (
     FaultyNode,
     NodesFaulty,
@@ -146,11 +151,36 @@ def test_ranks_go_with_those_of_their_group_whose_srun_has_ended() -> None:
     assert isinstance(action, ev.AskGroupToLeave) and action.steps == (2,)
     del story.training[3]
     actions = story.tell(ev.GroupStepEnded(2, 0))
-    assert [type(a) for a in actions] == [ev.SayShrank, ev.GiveBack]
+    assert [type(a) for a in actions] == [ev.SayShrank, ev.GiveBack, ev.SayNotGrown]
 
 
 def sick(*names: str) -> ev.NodesSick:
     return ev.NodesSick(tuple(FaultyNode(name, "ECC", False) for name in names))
+
+
+@pytest.mark.parametrize(
+    ("lived", "cancelled", "pauses"),
+    [(5.0, False, [60.0, 120.0, 240.0]), (5.0, True, []), (PROVEN_SECONDS, False, [])],
+)
+def test_ranks_that_die_soon_each_time_are_asked_for_less_and_less_often(
+    lived: float, cancelled: bool, pauses: list[float]
+) -> None:
+    """The others form the world anew for each of them. Not so where Slurm or a person ended
+    them, or after a long life."""
+    story = Story(size(2))
+    for _ in range(3):
+        story.tick(3600.0)
+        story.grant(0)
+        story.step_in(0)
+        story.now += lived
+        first, second = story.plan.groups[0].steps
+        story.tell(ev.GroupStepEnded(first, 137, cancelled))
+        story.tell(ev.GroupStepEnded(second, 0))
+        assert story.state(0) is GroupState.VACANT
+        assert not [a for a in story.tick(29.0) if isinstance(a, ev.AskForGroup)]
+    told = [action for action in story.seen if isinstance(action, ev.SayNotGrown)]
+    assert [action.seconds for action in told] == pauses
+    assert {action.reason for action in told} <= {"its srun on g2,g3 ended with 137"}
 
 
 def test_a_sick_node_of_a_companion_is_left_when_another_one_is_in() -> None:
@@ -206,7 +236,7 @@ def test_all_nodes_of_a_group_go_together() -> None:
     assert action is None and story.state(0) is GroupState.LEAVING
     assert [type(a) for a in story.tell(ev.GroupStepEnded(2, 0))] == [ev.SayShrank, ev.GiveBack]
     story = grown(2)
-    story.tell(ev.GroupStepEnded(1, 137))
+    story.tell(ev.GroupStepEnded(1, 137, cancelled=True))
     assert [type(a) for a in story.tick(120.0)] == [ev.SayShrank, ev.GiveBack], "not for ever"
 
 

@@ -53,6 +53,8 @@ class GroupStepEnded(msgspec.Struct, frozen=True):
 
     step: int
     code: int
+    cancelled: bool = False
+    """Slurm or a person ended its tasks."""
 
 
 class NodesSick(msgspec.Struct, frozen=True):

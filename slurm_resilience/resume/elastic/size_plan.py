@@ -43,6 +43,10 @@ and Slurm may not have passed the first signal on."""
 GONE_SECONDS = 120.0
 """For the ranks of a group that goes. Slurm ends them sooner, where it takes the nodes back."""
 
+PROVEN_SECONDS = 600.0
+"""Ranks that die by themselves within so long of their first step are taken for ones that did not
+come: each time the world is formed anew, twice, and the next ones may die as well."""
+
 
 class GroupState(Enum):
     """The life of a group."""
@@ -89,6 +93,10 @@ class NodeGroup:
     """It is not asked for earlier."""
     failures: int = 0
     """In a row."""
+    proven_at: float = 0.0
+    """While it is in: its ranks have stepped for long by then."""
+    failed: str = ""
+    """The reason, where its ranks died before; it goes for that."""
     reason: str = ""
     """For its going."""
     state: GroupState = GroupState.VACANT
@@ -231,7 +239,7 @@ class SizePlan:
         for group in self.groups:
             if group.state is _S.JOINING and self._steps_with_others(group):
                 group.enter(_S.IN)
-                group.failures = 0
+                group.proven_at = now + PROVEN_SECONDS
                 yield ev.SayGrew(self._change(group.companion, group.nodes), now - group.since)
 
     def _steps_with_others(self, group: NodeGroup) -> bool:
@@ -250,12 +258,14 @@ class SizePlan:
         if group is None:
             return
         group.steps = tuple(step for step in group.steps if step != event.step)
+        reason = f"its srun on {','.join(group.nodes)} ended with {event.code}"
         if group.state is _S.JOINING and event.code:
-            reason = f"its srun on {','.join(group.nodes)} ended with {event.code}"
             yield from self._vacate(group, now, failed=reason)
             return
         told = "its ranks left" if event.code == 0 else f"its srun ended with {event.code}"
         was_leaving = group.state is _S.LEAVING
+        if event.code and not (was_leaving or event.cancelled) and now < group.proven_at:
+            group.failed = reason
         self._begin_to_leave(group, told, now)
         if not group.steps:
             yield from self._vacate(group, now)
@@ -309,6 +319,7 @@ class SizePlan:
         # No pause where Slurm has not taken the nodes back: a person may want them again soon.
         for_a_person = was_in and math.isinf(group.deadline)
         companion, nodes, steps = group.companion, group.nodes, group.steps
+        failed, group.failed = failed or group.failed, ""
         group.failures = group.failures + 1 if failed else 0
         pause = 0.0 if for_a_person else settings.snooze
         if failed:

@@ -30,6 +30,7 @@ two attempts is two minutes."""
 LENT_UNUSED_SECONDS = 60
 """The same for one by which an elastic step grows: it is given back between two attempts. So its
 supervisor was killed, and others want the nodes."""
+_COMES_BY_ITSELF = ("", "None", "Priority", "Resources", "BeginTime", "Cleaning", "Prolog")
 _MEMORY = {
     "SLURM_MEM_PER_NODE": "mem",
     "SLURM_MEM_PER_CPU": "mem-per-cpu",
@@ -92,6 +93,13 @@ class FoundCompanion(NamedTuple):
     supervisor: int
     lent: bool = False
     """An elastic step grows by it."""
+    waits_for: str = ""
+    """Slurm's word for what it waits for; `None`, or empty, where it does not."""
+
+    @property
+    def needs_a_person(self) -> bool:
+        """It waits for something else than its turn and free nodes, which may never come."""
+        return self.waits_for.strip() not in _COMES_BY_ITSELF
 
 
 def companion_name(job: int, restarts: int, supervisor: int, *, lent: bool = False) -> str:
@@ -106,8 +114,14 @@ def companion_name(job: int, restarts: int, supervisor: int, *, lent: bool = Fal
     return f"sres-companion-of-{job}.{restarts}-{supervisor}{_LENT if lent else ''}"
 
 
-def companion_of(number: int, name: str) -> FoundCompanion | None:
-    """Return what a job's name tells; None: it is no companion's."""
+def companion_of(number: int, name: str, waits_for: str = "") -> FoundCompanion | None:
+    """Return what a job's name tells; None: it is no companion's.
+
+    Args:
+        number: of the job.
+        name: of the job.
+        waits_for: Slurm's word for what it waits for.
+    """
     own = name.strip()
     match = re.fullmatch(_NAME, own.removesuffix(_LENT))
     if match is None:
@@ -118,6 +132,7 @@ def companion_of(number: int, name: str) -> FoundCompanion | None:
         int(match["restarts"]),
         int(match["supervisor"]),
         own.endswith(_LENT),
+        waits_for,
     )
 
 

@@ -263,8 +263,9 @@ def node_requests(text: str, limit: str, nodes: int) -> PendingRequests:
     return PendingRequests(raised, holding)
 
 
-COMPANION_FORMAT = "%A %t %j"
-"""squeue -o for `companions`: id, state, and the name, in which a user may write anything."""
+COMPANION_FORMAT = "%A %t %j|%r"
+"""squeue -o for `companions`: id, state, the name, in which a user may write anything, and why it
+waits."""
 _OVER = frozenset({"CD", "CA", "F", "TO", "NF", "PR", "BF", "DL", "OOM"})
 """squeue's short words for jobs that have ended."""
 
@@ -280,9 +281,10 @@ def companions(text: str, job_id: int) -> tuple[FoundCompanion, ...]:
     """
     found = []
     for line in text.splitlines():
-        words = line.split()
+        known, _, waits_for = line.rpartition("|")
+        words = known.split()
         if len(words) == 3 and words[0].isdecimal() and words[1] not in _OVER:
-            companion = companion_of(int(words[0]), words[2])
+            companion = companion_of(int(words[0]), words[2], waits_for)
             if companion is not None and companion.job == job_id:
                 found.append(companion)
     return tuple(found)

@@ -13,6 +13,7 @@ from fake_slurm import FakeSlurm
 
 from slurm_resilience.clock import SystemClock
 from slurm_resilience.errors import SlurmUnreachable
+from slurm_resilience.model import Job
 from slurm_resilience.resume.allocation.allocation import Allocation
 from slurm_resilience.resume.elastic import companion_requests
 from slurm_resilience.resume.elastic import size_events as ev
@@ -20,7 +21,7 @@ from slurm_resilience.resume.elastic.companion_requests import CompanionRequests
 from slurm_resilience.resume.srun.host_calls import HostCalls
 from slurm_resilience.resume.srun.step import SrunStep
 from slurm_resilience.resume.srun.user_signals import UserSignals
-from slurm_resilience.slurm.companion_job import CompanionRequest
+from slurm_resilience.slurm.companion_job import CompanionRequest, FoundCompanion
 
 SUPERVISOR = 4711
 
@@ -111,6 +112,32 @@ def test_a_request_that_slurm_took_late_is_ended(
     asked.take_unheard()
     assert len(asked.found()) == 1
     is_ended(asked)
+
+
+def test_a_request_that_waits_for_a_person_is_told_of_once(
+    asked: Requests, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """No node is free: that comes by itself."""
+    monkeypatch.setattr(companion_requests, "WAIT_SECONDS", 0.0)
+    monkeypatch.setattr(companion_requests, "WAITS_ON_SECONDS", 0.0)
+    asked.slurm.submit(2)
+    reasons = iter(["Resources", "ReqNodeNotAvail, UnavailableNodes:n3", "ReqNodeNotAvail"])
+    known, all_told = asked.slurm.companions, threading.Event()
+
+    def companions(job: Job) -> tuple[FoundCompanion, ...]:
+        reason = next(reasons, "PartitionTimeLimit")
+        if reason == "PartitionTimeLimit":
+            all_told.set()
+        return tuple(found._replace(waits_for=reason) for found in known(job))
+
+    monkeypatch.setattr(asked.slurm, "companions", companions)
+    asked.requests.order(ev.AskForGroup(0, 1))
+    job = asked.answer(ev.GroupAsked).companion
+    assert all_told.wait(10.0)
+    asked.requests.stop()
+    told = [line.partition("not grown: ")[2] for line in capfd.readouterr().err.splitlines()]
+    assert told[0] == f"job {job} waits, for ReqNodeNotAvail (squeue shows it)"
+    assert told[1].startswith(f"job {job} waits, for PartitionTimeLimit: ") and len(told) == 2
 
 
 def test_sruns_that_are_over_are_forgotten_as_a_step_grows() -> None:

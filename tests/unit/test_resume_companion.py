@@ -191,15 +191,18 @@ def test_a_companion_tells_whose_it_is() -> None:
     assert {"--no-requeue", "--exclusive", "--mem=100", "--account=a"} <= set(words)
     assert "--no-kill" not in words, "without the node of its script nothing would end it"
     assert companion_name(12, 2, 4711) == name
-    assert companion_of(57, name) == (57, 12, 2, 4711, False)
+    assert companion_of(57, name) == (57, 12, 2, 4711, False, "")
     lent = CompanionRequest(job, 3, 4711, lent=True)
     assert f"--job-name={name}-lent" in companion_words(lent)
-    assert companion_of(57, f"{name}-lent") == (57, 12, 2, 4711, True)
+    assert companion_of(57, f"{name}-lent") == (57, 12, 2, 4711, True, "")
     others = ("train", f"{name}x", f"x{name}", f"{name}-lent-lent", "sres-companion-of-12")
     for other in (*others, "sres-12"):
         assert companion_of(57, other) is None
-    text = f"57 R {name}\n58 CD {name}\n59 PD sres-companion-of-13.0-1\n60 R a\n61 R {name} x\nx\n"
-    assert [found.id for found in read_companions(text, 12)] == [57]
+    text = f"57 R {name}|None\n58 CD {name}|None\n59 PD sres-companion-of-13.0-1|None\n60 R a|x\n"
+    text += f"61 R {name} x|None\nx\n|\n62 PD {name}|Resources\n63 PD {name}-lent|QOSMaxWall\n"
+    found = read_companions(text, 12)
+    assert [each.id for each in found] == [57, 62, 63]
+    assert [each.needs_a_person for each in found] == [False, False, True]
 
 
 @pytest.mark.parametrize(

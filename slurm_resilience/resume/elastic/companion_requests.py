@@ -6,6 +6,7 @@ In a thread of its own: Slurm may take minutes to answer, and the step is watche
 from __future__ import annotations
 
 import contextlib
+import math
 import queue
 from collections.abc import Callable
 from threading import Event
@@ -21,10 +22,22 @@ from slurm_resilience.slurm.companion_job import CompanionRequest, memory_words
 
 LOOK_SECONDS = 1.0
 """Between two looks at the companions."""
+WAIT_SECONDS, WAITS_ON_SECONDS = 20.0, 600.0
+"""From a request until it is asked why it still waits, and between two such questions."""
 STOP_SECONDS = 20.0
 """For the thread to give all companions back."""
 
 Order = ev.AskForGroup | ev.AskGroupToLeave | ev.GiveBack
+
+
+def hint(reason: str) -> str:
+    """Return what a person can do about a companion that waits for this. Pure."""
+    if reason == "PartitionTimeLimit":
+        return (
+            ": this job may run for longer than that partition allows; give the job a shorter "
+            "--time, or srun another --auto-resume-partition"
+        )
+    return " (squeue shows it)"
 
 
 class CompanionRequests:
@@ -53,6 +66,9 @@ class CompanionRequests:
         """All companions of the step, as Slurm showed them last."""
         self._is_unsure = False
         """A request has failed: Slurm may have taken it all the same, if only a little later."""
+        self._ask_why_at = math.inf
+        self._told: set[str] = set()
+        """Reasons for which companions wait, and which were reported."""
         self._stop = Event()
         self._ordered = Event()
         self._thread = context.host_calls.start_thread(self._run, "companions")
@@ -84,6 +100,7 @@ class CompanionRequests:
                     self._carry_out(self._orders.get())
                 for number in tuple(self._shown):
                     self._look_at(number)
+                self._tell_why_they_wait()
         finally:
             while not self._orders.empty():
                 order = self._orders.get()
@@ -135,6 +152,7 @@ class CompanionRequests:
             self._tell(ev.GroupFailed(order.group, str(error)))
             return
         self._shown[number] = ev.CompanionSeen(number, "PENDING", ())
+        self._ask_why_at = context.clock.monotonic() + WAIT_SECONDS
         self._tell(ev.GroupAsked(order.group, number))
 
     def _end_unknown(self) -> None:
@@ -162,9 +180,26 @@ class CompanionRequests:
             for name, why in sorted(doubts.items()):
                 report.say(f"{name} is not taken: {why}")
             seen = ev.CompanionSeen(number, "doubtful", ())
+        if granted:
+            self._told.clear()
         if seen != before:
             self._shown[number] = seen
             self._tell(seen)
+
+    def _tell_why_they_wait(self) -> None:
+        """Report what companions wait for that a person may have to change: each reason once."""
+        now = self._context.clock.monotonic()
+        waiting = [seen.companion for seen in self._shown.values() if seen.state == "PENDING"]
+        if now < self._ask_why_at or not waiting:
+            return
+        self._ask_why_at = now + WAITS_ON_SECONDS
+        with contextlib.suppress(SresError):
+            for found in self._context.client.companions(self._context.allocation.job):
+                # What follows names nodes, and changes.
+                reason = found.waits_for.partition(",")[0].strip()
+                if found.id in waiting and found.needs_a_person and reason not in self._told:
+                    self._told.add(reason)
+                    report.say(f"not grown: job {found.id} waits, for {reason}{hint(reason)}")
 
     def _in_order(self, nodes: tuple[str, ...]) -> tuple[str, ...]:
         return self._context.allocation.in_slurms_order(nodes) if nodes else ()

@@ -237,7 +237,8 @@ class CliClient:
         excluded = dict.fromkeys((*placement.excluded, *job.excluded_nodes))
         words += [f"--exclude={fold(excluded)}"] if excluded else []
         words += [f"--constraint={placement.features}"] if placement.features else []
-        script = companion_script(job.id, job.restarts, lent=request.lent)
+        commands = str(Path(self._path("squeue")).absolute().parent)
+        script = companion_script(job.id, job.restarts, commands, lent=request.lent)
         text = self._run("sbatch", *words, stdin=script)
         number = text.strip().partition(";")[0]
         if not number.isdecimal():

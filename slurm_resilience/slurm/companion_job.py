@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 import re
+import shlex
 from collections.abc import Mapping
 from typing import NamedTuple
 
@@ -41,6 +42,8 @@ _MEMORY = {
 _SCRIPT = """\
 #!/bin/sh
 # Holds nodes for job {job} in place of lost ones, and gives them back when they are not needed.
+# The user's own PATH may lead to another squeue, or to no sleep.
+export PATH={commands}:/usr/bin:/bin:"$PATH"
 used=$(date +%s)
 pause=0
 # It looks at once: a request that its job has left in the queue holds no node.
@@ -156,16 +159,19 @@ def with_companions(jobs: Mapping[int, Job]) -> dict[int, Job]:
     return known
 
 
-def companion_script(job: int, restarts: int, *, lent: bool = False) -> str:
+def companion_script(job: int, restarts: int, commands: str, *, lent: bool = False) -> str:
     """Return the batch script of a companion: it ends when its job does, or no longer uses it.
 
     Args:
         job: the main job.
         restarts: its requeues so far.
+        commands: directory of Slurm's commands.
         lent: an elastic step grows by it.
     """
-    unused = LENT_UNUSED_SECONDS if lent else UNUSED_SECONDS
-    return _SCRIPT.format(job=job, restarts=restarts, look=LOOK_SECONDS, unused=unused)
+    unused, own = LENT_UNUSED_SECONDS if lent else UNUSED_SECONDS, shlex.quote(commands)
+    return _SCRIPT.format(
+        job=job, restarts=restarts, commands=own, look=LOOK_SECONDS, unused=unused
+    )
 
 
 def memory_words(environment: Mapping[str, str]) -> tuple[str, ...]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from itertools import chain, repeat
 from pathlib import Path
 
@@ -205,6 +205,24 @@ def test_a_companion_tells_whose_it_is() -> None:
     assert [each.needs_a_person for each in found] == [False, False, True]
 
 
+def run_script(folder: Path, tools: Mapping[str, str], *, lent: bool) -> int:
+    """Run a companion's script with these commands; return its exit code.
+
+    Its user has a squeue of his own, and nothing else on PATH.
+    """
+    own = folder / "bin"
+    own.mkdir()
+    for path, body in {
+        own / "squeue": "echo mine",
+        **{folder / n: b for n, b in tools.items()},
+    }.items():
+        path.write_text(f"#!/bin/sh\n{body}\n")
+        path.chmod(0o755)
+    words = ["/bin/sh", "-c", companion_script(12, 0, str(folder), lent=lent)]
+    env = {"PATH": str(own), "SLURM_JOB_ID": "57"}
+    return subprocess.run(words, env=env, cwd=folder, check=False, timeout=60).returncode
+
+
 @pytest.mark.parametrize(
     ("shown", "ends"),
     [
@@ -226,12 +244,7 @@ def test_its_script_ends_with_the_run_of_its_job(tmp_path: Path, shown: str, end
         # Time passes by its looks, and the third one is the test's last.
         "sleep": 'echo ".$1" >> looks; [ "$(wc -l < looks)" -lt 3 ]',
     }
-    for name, body in tools.items():
-        (tmp_path / name).write_text(f"#!/bin/sh\n{body}\n")
-        (tmp_path / name).chmod(0o755)
-    env = {"PATH": f"{tmp_path}:/usr/bin:/bin", "SLURM_JOB_ID": "57"}
-    words = ["sh", "-c", companion_script(12, 0)]
-    subprocess.run(words, env=env, cwd=tmp_path, check=False)
+    run_script(tmp_path, tools, lent=False)
     looks = (tmp_path / "looks").read_text().split()
     assert len(looks) == (1 if ends else 3)
     assert looks[0] == ".0", "one that its job has left in the queue would hold nodes for nothing"
@@ -245,12 +258,7 @@ def test_its_script_ends_when_nothing_uses_it(tmp_path: Path, lent: bool, looks:
         "date": "echo . >> clock; expr 100 '*' $(wc -l < clock)",
         "sleep": 'echo . >> looks; [ "$(wc -l < looks)" -lt 9 ]',
     }
-    for name, body in tools.items():
-        (tmp_path / name).write_text(f"#!/bin/sh\n{body}\n")
-        (tmp_path / name).chmod(0o755)
-    env = {"PATH": f"{tmp_path}:/usr/bin:/bin", "SLURM_JOB_ID": "57"}
-    words = ["sh", "-c", companion_script(12, 0, lent=lent)]
-    subprocess.run(words, env=env, cwd=tmp_path, check=True)
+    assert run_script(tmp_path, tools, lent=lent) == 0
     assert (tmp_path / "looks").read_text().count(".") == looks
 
 

@@ -28,9 +28,10 @@ SCAVENGE = "scavenge Nodes=ALL PriorityTier=1 GraceTime=20 PreemptMode=CANCEL Ma
 MAIN = "main Nodes=ALL Default=YES MaxTime=INFINITE PriorityTier=10 PreemptMode=OFF"
 
 
-def spec(nodes: int) -> LabSpec:
+def spec(nodes: int, gres: str | None = None) -> LabSpec:
     return LabSpec(
         nodes=nodes,
+        gres=gres,
         network=True,
         options={
             "PreemptType": "preempt/partition_prio",
@@ -57,8 +58,9 @@ def state(lab: Lab, job: str) -> str:
 def test_a_step_grows_by_a_free_node_and_gives_it_back(
     fresh_lab: Callable[[LabSpec], Lab], wait_for: WaitFor, tmp_path: Path
 ) -> None:
-    lab = fresh_lab(spec(3))
-    run = Run(lab, tmp_path, nodes=2, srun="--auto-resume-max-nodes=3")
+    lab = fresh_lab(spec(3, gres="gpu:2"))
+    # GPUs of the job's own nodes together.
+    run = Run(lab, tmp_path, "--gpus=4", nodes=2, srun="--auto-resume-max-nodes=3")
     wait_for(lambda: run.world(0) == 3, 60, run)
     wait_for(lambda: run.event("grew"), 30, run)
     first = run.lines(2, 1)

@@ -190,7 +190,9 @@ def test_rank_0_s_node_and_another_one_die_together(
 def test_a_task_that_dies_on_a_healthy_node_is_started_again_there(
     start: Callable[..., Run], wait_for: WaitFor
 ) -> None:
-    run = start(nodes=2, srun="--ntasks-per-node=2", spec=LabSpec(nodes=2, network=True))
+    # GPUs of all nodes together: the joining srun takes its own node's.
+    spec = LabSpec(nodes=2, network=True, gres="gpu:2")
+    run = start("--gpus=4", nodes=2, srun="--ntasks-per-node=2", spec=spec)
     (run.folder / "die.2").write_text("9")
     wait_for(lambda: run.world(2, 1) == 4, 30, run)
     assert run.lines(2, 1)[0]["node"] == run.lines(2)[-1]["node"]

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from slurm_resilience.resume.live_step.join_step import (
     join_command,
+    join_environment,
     join_numbers,
     join_variables,
 )
@@ -169,6 +170,16 @@ def test_a_joiner_writes_into_no_other_ranks_file() -> None:
 
 def test_gpus_that_do_not_divide_are_left_to_slurm() -> None:
     assert not join_command(command("--gpus=3"), 12, BARE, BARE.slots[1]).has("gpus")
+
+
+@pytest.mark.parametrize(("total", "share"), [("4", "2"), ("a100:4", "a100:2"), ("3", None)])
+def test_a_node_takes_its_part_of_the_gpus_that_sbatch_was_asked_for(
+    total: str, share: str | None
+) -> None:
+    """srun takes the total from its environment, and one node does not have so many."""
+    found = join_environment({"SLURM_GPUS": total, "SLURM_JOB_ID": "12"}, BARE)
+    assert found.pop("SLURM_GPUS", None) == share and found == {"SLURM_JOB_ID": "12"}
+    assert join_environment({}, BARE) == {}
 
 
 def variables(shape: SeatMap, slot: NodeSlot) -> dict[str, str]:

@@ -23,6 +23,7 @@ from slurm_resilience.resume.elastic.size_plan import SizePlan
 from slurm_resilience.resume.elastic.size_target import AskedSize
 from slurm_resilience.resume.live_step.join_step import (
     join_command,
+    join_environment,
     join_numbers,
     join_variables,
 )
@@ -224,10 +225,11 @@ class Growth:
         number = self._steps.add(slot.seats)
         nodes = tuple(each.node for each in action.slots)
         own = {"SLURM_JOB_ID": str(companion), "SLURM_JOBID": str(companion)}
+        whole = srun_environment(context.environment, nodes, changed=True)
         argv, environment = context.launch.line(
             join_command(context.command, companion, self._core, slot),
             self._variables(slot, number, companion),
-            srun_environment(context.environment, nodes, changed=True) | own,
+            join_environment(whole, self._core) | own,
         )
         signals = context.user_signals
         with signals.starting:

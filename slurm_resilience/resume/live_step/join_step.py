@@ -91,6 +91,9 @@ _WHOLE_STEP = (
 )
 """Options that speak of the step as a whole: a join step has its own."""
 
+_ALL_GPUS = "SLURM_GPUS"
+"""By this sbatch and salloc tell srun of their --gpus."""
+
 
 def join_command(command: SrunCommand, job: int, seat_map: SeatMap, slot: NodeSlot) -> SrunCommand:
     """Return the step that brings a slot's seats back, from the user's own srun line.
@@ -125,6 +128,21 @@ def join_command(command: SrunCommand, job: int, seat_map: SeatMap, slot: NodeSl
         "--input=none",
         "--open-mode=append",
     )
+
+
+def join_environment(environment: Mapping[str, str], seat_map: SeatMap) -> dict[str, str]:
+    """Return the environment of a join step's srun: of the GPUs that the job has asked for on all
+    nodes together (`sbatch --gpus=N`), it takes one node's part.
+
+    Args:
+        environment: of srun, for the step as a whole.
+        seat_map: as it was.
+    """
+    own = dict(environment)
+    total = own.pop(_ALL_GPUS, None)
+    if total and (share := _share(total, len(seat_map.slots))):
+        own[_ALL_GPUS] = share
+    return own
 
 
 def join_numbers(

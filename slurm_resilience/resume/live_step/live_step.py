@@ -19,6 +19,7 @@ from slurm_resilience.resume.live_step import live_events as ev
 from slurm_resilience.resume.live_step import node_search
 from slurm_resilience.resume.live_step.join_step import (
     join_command,
+    join_environment,
     join_numbers,
     join_variables,
 )
@@ -491,10 +492,11 @@ class LiveStep:
     ) -> tuple[list[str], dict[str, str]]:
         """Return a join step's srun, and its environment."""
         context, nodes = self._context, action.found.job_nodes
+        whole = srun_environment(context.environment, nodes, context.allocation.changed)
         return context.launch.line(
             join_command(context.command, context.allocation.id, action.seat_map, action.slot),
             variables,
-            srun_environment(context.environment, nodes, context.allocation.changed),
+            join_environment(whole, action.seat_map),
         )
 
     def _end_steps(self, action: ev.EndSteps) -> None:

@@ -402,7 +402,7 @@ class Recovery:
             allocation,
             chosen.take,
             SUSPECT_SECONDS if suspected else context.limits.swap_wait,
-            memory_words(context.environment),
+            memory_words(context.environment, allocation.job),
             doubts=context.link.doubts,
         )
         if got is None:

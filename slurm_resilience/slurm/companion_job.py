@@ -174,17 +174,25 @@ def companion_script(job: int, restarts: int, commands: str, *, lent: bool = Fal
     )
 
 
-def memory_words(environment: Mapping[str, str]) -> tuple[str, ...]:
-    """Return sbatch's words for the memory that the job itself has asked for.
+def memory_words(environment: Mapping[str, str], job: Job) -> tuple[str, ...]:
+    """Return sbatch's words for the memory that the job itself has asked for, and for GPUs that it
+    has asked for on all nodes together: squeue does not show these.
 
     Args:
         environment: of its batch script.
+        job: as squeue shows it.
     """
-    return tuple(
+    memory = tuple(
         f"--{option}={environment[name]}"
         for name, option in _MEMORY.items()
         if environment.get(name, "").isdecimal()
     )
+    kind, colon, total = environment.get("SLURM_GPUS", "").rpartition(":")
+    nodes = environment.get("SLURM_JOB_NUM_NODES", "")
+    if job.gres or not (total.isdecimal() and nodes.isdecimal() and int(nodes)):
+        return memory
+    # Rounded up: a node without one would be none of use.
+    return (*memory, f"--gpus-per-node={kind}{colon}{-(-int(total) // int(nodes))}")
 
 
 def companion_words(request: CompanionRequest) -> list[str]:

@@ -36,6 +36,7 @@ from slurm_resilience.slurm.companion_job import (
     companion_of,
     companion_script,
     companion_words,
+    memory_words,
 )
 from slurm_resilience.slurm.parse import companions as read_companions
 
@@ -203,6 +204,28 @@ def test_a_companion_tells_whose_it_is() -> None:
     found = read_companions(text, 12)
     assert [each.id for each in found] == [57, 62, 63]
     assert [each.needs_a_person for each in found] == [False, False, True]
+
+
+@pytest.mark.parametrize(
+    ("told", "gres", "words"),
+    [
+        ({"SLURM_MEM_PER_NODE": "500"}, "", ("--mem=500",)),
+        ({"SLURM_GPUS": "4"}, "", ("--gpus-per-node=2",)),
+        (
+            {"SLURM_GPUS": "a100:3", "SLURM_MEM_PER_GPU": "9"},
+            "",
+            ("--mem-per-gpu=9", "--gpus-per-node=a100:2"),
+        ),
+        ({"SLURM_GPUS": "4"}, "gres:gpu:2", ()),
+        ({}, "", ()),
+    ],
+)
+def test_it_has_the_memory_and_gpus_of_a_node_of_its_job(
+    told: dict[str, str], gres: str, words: tuple[str, ...]
+) -> None:
+    """squeue shows neither memory nor what `sbatch --gpus=N` asked for on all nodes together."""
+    job = Job(12, 1000, "RUNNING", gres=gres)
+    assert memory_words(told | {"SLURM_JOB_NUM_NODES": "2"}, job) == words
 
 
 def run_script(folder: Path, tools: Mapping[str, str], *, lent: bool) -> int:

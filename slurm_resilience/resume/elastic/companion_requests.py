@@ -140,7 +140,7 @@ class CompanionRequests:
                 partition=self._partition or job.partition,
                 qos=self._qos or job.qos,
             )
-            memory = memory_words(context.environment)
+            memory = memory_words(context.environment, job)
             supervisor = allocation.companions.supervisor
             number = context.client.ask_companion(
                 CompanionRequest(wanted, order.nodes, supervisor, memory, lent=True)

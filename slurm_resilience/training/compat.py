@@ -310,6 +310,21 @@ def put_buffer(module: nn.Module, name: str, tensor: torch.Tensor, *, persistent
 
 
 @seen("2.13")
+def to_shards(part: Any) -> None:
+    """Give the parameters of an FSDP2 module their shards back, whatever it was doing.
+
+    Its own `reshard` keeps them whole in the midst of a forward where they stay so until backward:
+    in the root, or with ``reshard_after_forward=False``.
+    """
+    part.reshard()
+    state = part._get_fsdp_state()
+    # Releases before 2.13 have one group in a module.
+    for group in getattr(state, "_fsdp_param_groups", None) or [state._fsdp_param_group]:
+        if group is not None:
+            group._to_sharded()
+
+
+@seen("2.13")
 def is_gradient_scaler(thing: Any) -> bool:
     """Tell whether this is a gradient scaler, torch's or one that is made like it."""
     return hasattr(thing, "_per_optimizer_states")

@@ -20,6 +20,8 @@ torch = pytest.importorskip("torch", reason="torch is not installed")
 
 import torch.distributed as dist  # noqa: E402
 from torch import nn  # noqa: E402
+from torch.distributed.fsdp import fully_shard  # noqa: E402
+from torch.distributed.tensor import DTensor  # noqa: E402
 
 from slurm_resilience.training import compat  # noqa: E402
 from slurm_resilience.training.process_group.group_sockets import GroupSockets  # noqa: E402
@@ -292,6 +294,18 @@ def _() -> None:
     for number in (1, 2):
         compat.put_buffer(module, "table", torch.ones(number), persistent=True)
     assert len(module.state_dict()["table"]) == 2
+
+
+@tries("to_shards")
+def _() -> None:
+    module = linear()
+    fully_shard(module)
+    module.forward = lambda x: x.no_such_thing
+    with pytest.raises(AttributeError):
+        module(torch.ones(1, 2))
+    assert not isinstance(module.weight, DTensor)
+    compat.to_shards(module)
+    assert isinstance(module.weight, DTensor)
 
 
 @tries("is_scaler_used")

@@ -102,7 +102,7 @@ def reshard(module: nn.Module) -> None:
     in their place."""
     for part in module.modules():
         if isinstance(part, FSDPModule):
-            part.reshard()
+            compat.to_shards(part)
 
 
 def read_module(module: nn.Module, choice: Choice) -> dict[str, Any]:

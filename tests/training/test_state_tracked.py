@@ -64,6 +64,28 @@ def test_a_fresh_optimizer_gets_state_without_a_step() -> None:
     assert torch.equal(model[0].weight, other[0].weight)
 
 
+def test_a_parameter_that_an_optimizer_alone_holds_arrives() -> None:
+    """A temperature, the weights of several losses, a prompt: a replaced rank went on with a new
+    one, and no line told of it."""
+
+    def of_two(value: float) -> tuple[torch.Tensor, nn.Module, Tracked]:
+        model, scale = net(), torch.full((1,), value, requires_grad=True)
+        first = torch.optim.SGD([*model.parameters(), scale], 0.1)
+        second = torch.optim.SGD([scale], 0.1)
+        return scale, model, Tracked({"model": model, "first": first, "second": second})
+
+    scale, _, sender = of_two(3.0)
+    there, model, newcomer = of_two(1.0)
+    count = len(list(model.parameters()))
+    before = newcomer.replica_words()
+    receive(sender.capture(), newcomer)
+    assert there == scale == 3.0
+    assert newcomer.replica_words() == sender.replica_words() != before
+    assert newcomer.objects.keys() - {"model", "first", "second"} == {f"first.parameter{count}"}
+    named = Tracked({"scale": scale, "first": torch.optim.SGD([scale], 0.1)})
+    assert named.objects.keys() == {"scale", "first"}
+
+
 class Positions(nn.Module):
     """Makes its table in forward, and enlarges it, as rotary embeddings do."""
 

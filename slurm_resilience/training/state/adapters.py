@@ -197,6 +197,29 @@ def read_optimizer(optimizer: torch.optim.Optimizer, left_out: set[int]) -> dict
     }
 
 
+def loose_parameters(objects: dict[str, Any]) -> dict[str, torch.Tensor]:
+    """Return by name what optimizers train and no module holds (a temperature, the weights of
+    several losses, a prompt): it is state as any parameter is.
+
+    Args:
+        objects: what is tracked, unwrapped.
+    """
+    held = {
+        id(tensor)
+        for thing in objects.values()
+        for tensor in (thing.parameters() if isinstance(thing, nn.Module) else (thing,))
+    }
+    found: dict[str, torch.Tensor] = {}
+    for name, thing in objects.items():
+        for number, one in enumerate(
+            parameters_of(thing) if isinstance(thing, torch.optim.Optimizer) else ()
+        ):
+            if id(one) not in held:
+                held.add(id(one))
+                found[f"{name}.parameter{number}"] = one
+    return found
+
+
 def options_of(optimizer: torch.optim.Optimizer) -> list[dict[str, Any]]:
     """Options of each group: learning rate and the like."""
     return [

@@ -55,6 +55,8 @@ class Tracked:
         if "rng" in objects:
             raise StateError("the name 'rng' stands for the random states: choose another")
         self._objects = {name: adapters.unwrap(thing) for name, thing in objects.items()}
+        self._loose = adapters.loose_parameters(self._objects)
+        self._objects |= self._loose
         self._kinds = {name: adapters.kind_of(name, thing) for name, thing in self._objects.items()}
         self._generators = [o for o in self._objects.values() if isinstance(o, TrackedGenerator)]
         self._choice = Choice(trainable_only, adapters_only)
@@ -64,7 +66,8 @@ class Tracked:
 
     @property
     def objects(self) -> dict[str, Any]:
-        """The tracked objects, unwrapped."""
+        """The tracked objects, unwrapped, and by names of their own the parameters that an
+        optimizer trains and none of them holds."""
         return dict(self._objects)
 
     def capture(self) -> Capture:
@@ -107,6 +110,8 @@ class Tracked:
             kind = self._kinds[name]
             if kind == "module":
                 values[name] = adapters.read_replica(thing, self._choice)
+            elif name in self._loose:
+                values[name] = {"value": thing}  # `by_name` knows the tensors in an object
             elif kind == "optimizer":
                 values[name] = adapters.options_of(thing)
             elif isinstance(thing, torch.optim.lr_scheduler.LRScheduler):

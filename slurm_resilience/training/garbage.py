@@ -10,6 +10,10 @@ from __future__ import annotations
 import contextlib
 import gc
 from collections.abc import Iterator
+from typing import Any
+
+_older: list[Any] = []
+"""Objects that were there before the training. The collector does not list them meanwhile."""
 
 
 @contextlib.contextmanager
@@ -21,9 +25,24 @@ def older_objects_left_out() -> Iterator[None]:
     out itself (`gc.freeze`), these stay so for good.
     """
     is_ours = gc.get_freeze_count() == 0
+    _older[:] = gc.get_objects()
     gc.freeze()
     try:
         yield
     finally:
+        let_go_of_older_objects()
         if is_ours:
             gc.unfreeze()
+
+
+def all_objects() -> list[Any]:
+    """Return the objects of this process; those from before the training until they are let go
+    of."""
+    found = gc.get_objects()
+    found += _older  # a list that is made before would be in it, and hold itself
+    return found
+
+
+def let_go_of_older_objects() -> None:
+    """Hold the objects from before the training no more: the program may drop them."""
+    _older.clear()

@@ -878,6 +878,27 @@ def test_averages_in_a_copy_that_is_not_tracked_are_told(run: Program, kind: str
     )
 
 
+def test_what_was_built_before_the_call_and_is_not_tracked_is_told(run: Program) -> None:
+    """Python's collector did not list it, and so it was not looked at."""
+    parts = """
+    MODEL, OPT = build()
+    SCHEDULE = torch.optim.lr_scheduler.StepLR(OPT, 2)
+    AVERAGE = __import__("copy").deepcopy(MODEL)
+    """
+    body = (
+        USUAL.replace("s.once(build)", "MODEL, OPT")
+        + """\
+        SCHEDULE.step()
+        with torch.no_grad():
+            for one, now in zip(AVERAGE.parameters(), model.parameters()):
+                one.lerp_(now, 0.1)
+    """.replace("\n    ", "\n")
+    )
+    done = run(body, parts)
+    warned(done, "StepLR belongs to the training and is not tracked")
+    warned(done, "a Linear with the parameters' shapes and nearly their values is written to")
+
+
 def test_copies_that_are_no_averages_are_not_told(run: Program) -> None:
     parts = """
     def more(model):

@@ -8,7 +8,11 @@ from collections.abc import Iterator
 
 import pytest
 
-from slurm_resilience.training.garbage import older_objects_left_out
+from slurm_resilience.training.garbage import (
+    all_objects,
+    let_go_of_older_objects,
+    older_objects_left_out,
+)
 
 
 class InCycle:
@@ -56,3 +60,22 @@ def test_what_the_program_has_left_out_itself_stays_so() -> None:
     with older_objects_left_out():
         pass
     assert gc.get_freeze_count() > 0
+
+
+def test_what_was_there_is_listed_until_it_is_let_go_of() -> None:
+    older, gone = InCycle(), list[int]()
+    weakref.finalize(older, gone.append, 1)
+    with older_objects_left_out():
+        newer = InCycle()
+        assert listed() == 2
+        older.itself = newer
+        del older
+        assert not gone
+        let_go_of_older_objects()
+        assert gone
+        assert listed() == 1
+
+
+def listed() -> int:
+    """Count them without holding one."""
+    return sum(type(one) is InCycle for one in all_objects())

@@ -13,6 +13,7 @@ from torch import nn
 from slurm_resilience.training.compat import is_gradient_scaler
 from slurm_resilience.training.content_digest import content_digest
 from slurm_resilience.training.data.loader import ReplayLoader
+from slurm_resilience.training.garbage import let_go_of_older_objects
 from slurm_resilience.training.guards.late_additions import LateAdditions
 from slurm_resilience.training.guards.optimizer_watch import OptimizerWatch
 from slurm_resilience.training.guards.rate_watch import COUNTS, LOOKS
@@ -79,6 +80,8 @@ class StateWatch:
         self._optimizing.enter(self._optimizers, self._modules, listen=listen, step=step)
         if listen:
             self._optimizing.parts.attributes.begin(modules)
+        elif tracked is not None:
+            let_go_of_older_objects()  # another rank looks through its own
         # The objects themselves, so that no other one gets their id.
         self._states = {name: one.state for name, one in self._optimizers.items()}
         self._counts: dict[str, Any] = {}

@@ -7,7 +7,6 @@ process are looked through, once.
 
 from __future__ import annotations
 
-import gc
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
@@ -17,6 +16,7 @@ from torch.optim.lr_scheduler import LRScheduler
 from torch.optim.swa_utils import AveragedModel
 
 from slurm_resilience.training.compat import is_gradient_scaler, is_scaler_used, versions
+from slurm_resilience.training.garbage import all_objects, let_go_of_older_objects
 from slurm_resilience.training.guards.kept_copies import KeptCopies
 from slurm_resilience.training.guards.kept_generators import KeptGenerators
 from slurm_resilience.training.guards.plain_attributes import PlainAttributes
@@ -54,7 +54,8 @@ class UntrackedParts:
         if self._looked:
             return
         self._looked = True
-        everything = gc.get_objects()
+        everything = all_objects()
+        let_go_of_older_objects()
         if len(everything) > MOST_OBJECTS:
             return
         # By type: a lazy object may do anything when it is asked for its class.

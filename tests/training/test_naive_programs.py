@@ -878,6 +878,31 @@ def test_averages_in_a_copy_that_is_not_tracked_are_told(run: Program, kind: str
     )
 
 
+@pytest.mark.parametrize("kind", COPIES)
+@pytest.mark.parametrize("once", [False, True])
+def test_a_copy_that_the_function_makes_of_the_weights_is_told(
+    run: Program, kind: str, once: bool
+) -> None:
+    """A reference was made anew after a fault, of weights that had been trained meanwhile."""
+    made = f"s.once(lambda: {COPIES[kind][0]})" if once else COPIES[kind][0]
+    body = USUAL.replace("net =", f"average = {made}\nnet =")
+    warned(run(body), "a copy of the weights")
+
+
+def test_a_copy_that_is_made_before_track_in_the_function_is_told_after_a_fault(
+    run: Program,
+) -> None:
+    body = USUAL.replace("s.track", f"average = {COPIES['module'][0]}\ns.track")
+    warned(run(body, inject="exception:rank=0,step=2,phase=backward"), "a copy of the weights")
+
+
+def test_a_copy_that_is_made_where_the_model_is_built_is_not_told(run: Program) -> None:
+    body = USUAL.replace("s.track", f"average = s.once(lambda: {COPIES['module'][0]})\ns.track")
+    told_nothing(run(body))
+    done = run(body, inject="exception:rank=0,step=2,phase=backward")
+    assert done.returncode == 0 and "a copy of the weights" not in done.stderr, done.stderr
+
+
 def test_what_was_built_before_the_call_and_is_not_tracked_is_told(run: Program) -> None:
     """Python's collector did not list it, and so it was not looked at."""
     parts = """

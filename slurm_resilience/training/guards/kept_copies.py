@@ -3,12 +3,15 @@ module made by `copy.deepcopy`, or a plain list, tuple or dict of tensors.
 
 A copy goes along if it has the parameters' shapes, lies close to them, and is written to. One that
 is only read (weights to compare with) is none, nor are gradients that a program adds up itself.
+
+And see copies that the training function makes of the weights as it finds them: a reference, a
+teacher. After a fault it finds others.
 """
 
 from __future__ import annotations
 
 import weakref
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -43,6 +46,35 @@ class KeptCopies:
 
     def __init__(self) -> None:
         self._found: list[_Copy] = []
+        self._before: set[int] = set()
+        """Ids of the first tensors of copies that were there before the weights were healed."""
+
+    def begin(self, everything: Iterable[Any], modules: Iterable[nn.Module]) -> None:
+        """Begin a world, with the weights as `s.track` leaves them.
+
+        Args:
+            everything: objects that may be copies already; none, once these weights have been
+                trained: a copy of them cannot be older.
+            modules: those that are tracked.
+        """
+        self._before = {
+            id(tensors[0]) for _, tensors in _copies(everything, modules, (), _is_equal)
+        }
+
+    def made(self, everything: Iterable[Any], modules: Iterable[nn.Module]) -> tuple[str, ...]:
+        """Return the kinds of copies that were made since a world began, with weights that have not
+        changed since.
+
+        Args:
+            everything: objects of this process.
+            modules: those that are tracked.
+        """
+        kinds = (
+            type(thing).__name__
+            for thing, tensors in _copies(everything, modules, (), _is_equal)
+            if id(tensors[0]) not in self._before
+        )
+        return tuple(dict.fromkeys(kinds))
 
     def look(
         self,
@@ -58,25 +90,10 @@ class KeptCopies:
             others: copies that are told of otherwise.
         """
         kept: dict[int, _Copy] = {}  # by the first tensor: a module has a table of its own as well
-        likes = [like for module in modules for like in _likes(adapters.unwrap(module))]
-        kinds = {like.kind for like in likes}
-        sizes = {len(like.parameters) for like in likes}
-        known = {id(one) for like in likes for p in like.parameters for one in (p, p.grad)}
-        known |= {id(one) for other in others for one in other.parameters()}
-        for thing in everything if likes else ():
-            kind = type(thing)
-            if kind is list or kind is tuple:
-                if len(thing) not in sizes:
-                    continue
-            elif kind is not dict and kind not in kinds:
-                continue
-            for like in likes:
-                tensors = _tensors(thing, like)
-                if len(tensors) == len(like.parameters) and _goes_along(tensors, like, known):
-                    (version,) = versions(tensors[:1])
-                    copy = _Copy(kind.__name__, weakref.ref(tensors[0]), version)
-                    kept.setdefault(id(tensors[0]), copy)
-                    break
+        for thing, tensors in _copies(everything, modules, others, _is_close):
+            (version,) = versions(tensors[:1])
+            copy = _Copy(type(thing).__name__, weakref.ref(tensors[0]), version)
+            kept.setdefault(id(tensors[0]), copy)
         self._found = list(kept.values())
 
     def written(self) -> tuple[str, ...]:
@@ -92,6 +109,33 @@ class KeptCopies:
                 (used if is_used else rest).append(copy)
         self._found = rest
         return tuple(dict.fromkeys(copy.kind for copy in used))
+
+
+def _copies(
+    everything: Iterable[Any],
+    modules: Iterable[nn.Module],
+    others: Iterable[nn.Module],
+    fits: Callable[[Sequence[torch.Tensor], _Like], bool],
+) -> Iterator[tuple[Any, Sequence[torch.Tensor]]]:
+    """Yield what has the parameters' shapes, and fits, with its tensors."""
+    likes = [like for module in modules for like in _likes(adapters.unwrap(module))]
+    kinds = {like.kind for like in likes}
+    sizes = {len(like.parameters) for like in likes}
+    known = {id(one) for like in likes for p in like.parameters for one in (p, p.grad)}
+    known |= {id(one) for other in others for one in other.parameters()}
+    for thing in everything if likes else ():
+        kind = type(thing)
+        if kind is list or kind is tuple:
+            if len(thing) not in sizes:
+                continue
+        elif kind is not dict and kind not in kinds:
+            continue
+        for like in likes:
+            tensors = _tensors(thing, like)
+            alike = len(tensors) == len(like.parameters) and _have_shapes(tensors, like, known)
+            if alike and fits(tensors, like):
+                yield thing, tensors
+                break
 
 
 def _likes(module: nn.Module) -> Iterator[_Like]:
@@ -114,21 +158,36 @@ def _tensors(thing: Any, like: _Like) -> Sequence[Any]:
     return thing if isinstance(thing, list | tuple) else ()
 
 
-@torch.no_grad()
-def _goes_along(tensors: Sequence[Any], like: _Like, known: set[int]) -> bool:
-    parameters = like.parameters
-    for one, parameter in zip(tensors, parameters, strict=True):
+def _have_shapes(tensors: Sequence[Any], like: _Like, known: set[int]) -> bool:
+    for one, parameter in zip(tensors, like.parameters, strict=True):
         if not isinstance(one, torch.Tensor) or id(one) in known or not _is_plain(one):
             return False
         other = one.shape != parameter.shape or one.device != parameter.device
         if other or not one.is_floating_point() or one.data_ptr() == parameter.data_ptr():
             return False
+    return True
+
+
+@torch.no_grad()
+def _is_close(tensors: Sequence[torch.Tensor], like: _Like) -> bool:
     apart = size = 0.0
-    for one, parameter in zip(tensors, parameters, strict=True):
+    for one, parameter in zip(tensors, like.parameters, strict=True):
         here = parameter.detach().flatten()[:LOOKED_AT].double()
         apart += float((one.detach().flatten()[:LOOKED_AT].double() - here).square().sum())
         size += float(here.square().sum())
     return apart <= CLOSE_SHARE**2 * size
+
+
+@torch.no_grad()
+def _is_equal(tensors: Sequence[torch.Tensor], like: _Like) -> bool:
+    """Tell whether these are the very parameters, perhaps in another precision."""
+    return all(
+        torch.equal(
+            parameter.detach().flatten()[:LOOKED_AT].to(one.dtype),
+            one.detach().flatten()[:LOOKED_AT],
+        )
+        for one, parameter in zip(tensors, like.parameters, strict=True)
+    )
 
 
 def _is_plain(one: torch.Tensor) -> bool:

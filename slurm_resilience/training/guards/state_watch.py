@@ -80,6 +80,7 @@ class StateWatch:
         self._optimizing.enter(self._optimizers, self._modules, listen=listen, step=step)
         if listen:
             self._optimizing.parts.attributes.begin(modules)
+            self._optimizing.parts.begin(self._modules, is_trained=step != 0)
         elif tracked is not None:
             let_go_of_older_objects()  # another rank looks through its own
         # The objects themselves, so that no other one gets their id.
@@ -121,6 +122,7 @@ class StateWatch:
             return
         changed = self._tracked.changed()
         if turn == 0:
+            self._look_for_copies()
             changed += tuple(n for n, one in self._optimizers.items() if self._replaced(n, one))
         if turn == 1:
             self._look_for_hidden_state()
@@ -254,6 +256,17 @@ class StateWatch:
                     "rank begins without it. Keep it in its `state`, or give the optimizer a "
                     "state_dict and load_state_dict of its own"
                 )
+
+    def _look_for_copies(self) -> None:
+        """Warn of copies that the function has made of the weights, before they change."""
+        may_look = self._tell and not self._may_count
+        if may_look and (made := self._optimizing.parts.copies_made(self._modules)):
+            self._warn(
+                f"a copy of the weights ({_some(made)}) is made in the training function: after a "
+                "fault it is made anew, of the weights as they are then. If the result depends on "
+                "it (a reference, a teacher), make it where the model is built, before s.track, "
+                "and track it: s.track(model=…, opt=…, reference=…)"
+            )
 
     def _look_for_untracked(self) -> None:
         found = self._optimizing.untracked()

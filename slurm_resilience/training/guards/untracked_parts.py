@@ -7,6 +7,7 @@ process are looked through, once.
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
@@ -43,6 +44,21 @@ class UntrackedParts:
         self._found: list[_Part] = []
         self.has_schedule = False
         """A schedule was among them: a line on it says all."""
+
+    def begin(self, modules: Sequence[nn.Module], *, is_trained: bool) -> None:
+        """Begin a world.
+
+        Args:
+            modules: those that are tracked.
+            is_trained: the weights have been trained.
+        """
+        # What was there before the training is older than the weights that were found now.
+        self.copies.begin(() if is_trained else gc.get_objects(), modules)
+
+    def copies_made(self, modules: Sequence[nn.Module]) -> tuple[str, ...]:
+        """Return the kinds of copies that were made of the weights since a world began."""
+        everything = gc.get_objects()
+        return self.copies.made(everything, modules) if len(everything) <= MOST_OBJECTS else ()
 
     def look(self, tracked: Iterable[Any], modules: Iterable[nn.Module]) -> None:
         """Find them, the first time that this is called.

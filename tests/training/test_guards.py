@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
@@ -16,6 +17,7 @@ from slurm_resilience.mesh.model import PeerStatus
 from slurm_resilience.training.content_digest import content_digest
 from slurm_resilience.training.data.data_module import is_data_module, training_part
 from slurm_resilience.training.guards import split_sources
+from slurm_resilience.training.guards.plain_attributes import PlainAttributes, UntrackedBuffers
 from slurm_resilience.training.guards.replica_check import (
     EVERY_STEPS,
     RankDifference,
@@ -285,3 +287,65 @@ def test_a_data_module_gives_its_training_dataset() -> None:
 def test_a_refusal_names_the_collate_function_that_is_needed() -> None:
     assert "collate_fn=…" not in refused(DataLoader(DATA))
     assert "collate_fn=…" in refused(DataLoader(DATA, collate_fn=list))
+
+
+class Cooling(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.drop = nn.Dropout(0.5)
+        self.cold, self.seen, self.loss = 2.0, 0, 9.0
+
+
+def told_of_cooling(
+    change: Callable[[Cooling, int], None], *, asked_step: bool = False
+) -> set[str]:
+    model, attributes, told = Cooling(), PlainAttributes(), set[str]()
+    attributes.begin({"model": model})
+    for number in range(4):
+        told.update(attributes.counted(asked_step=asked_step))
+        change(model, number)
+    return told
+
+
+def test_a_fraction_that_follows_from_the_one_before_is_told() -> None:
+    """A temperature that cools inside of the update: a replaced rank computed with the first one,
+    without a word."""
+
+    def cool(model: Cooling, number: int) -> None:
+        model.cold *= 0.9
+        model.drop.p -= 0.03
+        model.seen += 1
+        model.loss = 1 / (number + 1)
+
+    fractions = {"model.cold", "model.drop.p"}
+    assert told_of_cooling(cool) == fractions | {"model.seen"}
+    # One that follows from the step changes alike.
+    assert told_of_cooling(cool, asked_step=True) == {"model.seen"}
+
+
+def test_fractions_that_are_set_now_and_then_are_not_told() -> None:
+    def cool(model: Cooling, number: int) -> None:
+        if number == 1:
+            model.cold *= 0.9
+
+    assert told_of_cooling(cool) == set()
+
+
+class Centre(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("centre", torch.zeros(2))
+        self.register_buffer("fixed", torch.zeros(2))
+
+
+@pytest.mark.parametrize("tracked", [False, True])
+@pytest.mark.parametrize("anew", [False, True])
+def test_buffers_of_a_loss_that_is_not_tracked_are_told(tracked: bool, anew: bool) -> None:
+    loss, model, buffers = Centre(), nn.BatchNorm1d(2), UntrackedBuffers()
+    buffers.look([loss, model, {}, 3], [model, loss] if tracked else [model])
+    told: list[str] = []
+    for _ in range(3):
+        model(torch.randn(4, 2))
+        loss.centre = loss.centre * 0.9 + 1 if anew else loss.centre.add_(1)
+        told += buffers.changed()
+    assert told == ([] if tracked else ["Centre.centre"])

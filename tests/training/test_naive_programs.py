@@ -652,6 +652,23 @@ def test_state_in_a_modules_attributes_is_told(
         told_nothing(done)
 
 
+def test_buffers_of_a_loss_that_is_not_tracked_are_told(run: Program) -> None:
+    """A running centre was changed twice by a step that was repeated, and was not healed."""
+    parts = """
+    class Centred(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.register_buffer("centre", torch.zeros(1))
+
+        def forward(self, y):
+            self.centre = self.centre * 0.9 + y.detach().mean() * 0.1
+            return (y - self.centre).square().mean()
+    """
+    body = USUAL.replace("s.track", "loss = s.once(Centred)\ns.track")
+    body = body.replace("nn.functional.mse_loss(net(x), y)", "loss(net(x))")
+    warned(run(body, parts), "Centred.centre changes in each step, and its module is not tracked")
+
+
 GENERATORS = {
     "torch": ("torch.Generator().manual_seed(0)", "torch.randn(x.shape, generator=noise)"),
     "numpy": (

@@ -111,7 +111,7 @@ class StateWatch:
                 "one: a fault between the two drops them. Make one update for all batches whose "
                 "gradients are added up (`if last: with s.update(): opt.step()`)"
             )
-        self._warn_of_parts()
+        self._warn_of_parts(asked_step=asked_step)
         if turn == LOOKS - 1 and not asked_step and self._rates_seem_counted():
             self._warn(COUNTS)
         if turn == CLOSELY:
@@ -218,7 +218,7 @@ class StateWatch:
                 f"makes more steps. {COUNT_BY_SESSION}"
             )
 
-    def _warn_of_parts(self) -> None:
+    def _warn_of_parts(self, *, asked_step: bool) -> None:
         """Warn of what goes with the modules and optimizers that are tracked, and is not."""
         if used := self._optimizing.parts.used():
             self._warn(
@@ -240,12 +240,20 @@ class StateWatch:
                 "s.track(model=…, opt=…, noise=generator); one that a dataset draws from is seeded "
                 "by the sample's index instead"
             )
-        if counted := self._optimizing.parts.attributes.counted():
+        if counted := self._optimizing.parts.attributes.counted(asked_step=asked_step):
             self._warn(
                 f"{_some(counted)} counts in each step and is no buffer: a step that is repeated "
                 "after a fault counts twice, and a replaced rank begins anew. That is harmless "
                 "where only a log reads it; if the result depends on it: register_buffer, or "
-                "get_extra_state and set_extra_state"
+                "get_extra_state and set_extra_state, or set it from s.step"
+            )
+
+        if changing := self._optimizing.parts.buffers.changed():
+            self._warn(
+                f"{_some(changing)} changes in each step, and its module is not tracked: a step "
+                "that is repeated after a fault changes it twice, and a replaced rank begins anew. "
+                "That is harmless where only a log reads it; if the result depends on it: "
+                "s.track(model=…, opt=…, criterion=…)"
             )
 
     def _look_for_hidden_state(self) -> None:

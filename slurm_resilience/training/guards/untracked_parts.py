@@ -20,7 +20,7 @@ from slurm_resilience.training.compat import is_gradient_scaler, is_scaler_used,
 from slurm_resilience.training.garbage import all_objects, let_go_of_older_objects
 from slurm_resilience.training.guards.kept_copies import KeptCopies
 from slurm_resilience.training.guards.kept_generators import KeptGenerators
-from slurm_resilience.training.guards.plain_attributes import PlainAttributes
+from slurm_resilience.training.guards.plain_attributes import PlainAttributes, UntrackedBuffers
 
 MOST_OBJECTS = 3_000_000
 """In a process with more (a dataset of Python objects), looking through them takes seconds."""
@@ -40,6 +40,7 @@ class UntrackedParts:
         self._looked = False
         self.copies = KeptCopies()
         self.attributes = PlainAttributes()
+        self.buffers = UntrackedBuffers()
         self.generators = KeptGenerators()
         self._found: list[_Part] = []
         self.has_schedule = False
@@ -81,7 +82,9 @@ class UntrackedParts:
         self.has_schedule = any(isinstance(part.thing, LRScheduler) for part in self._found)
         self.generators.look(everything, tracked)
         averages = [part for part in alive if isinstance(part, AveragedModel)]
+        modules = list(modules)
         self.copies.look(everything, modules, averages)
+        self.buffers.look(everything, [*modules, *averages])
 
     def used(self) -> tuple[str, ...]:
         """Return the kinds of those that were used since they were found; each is told once."""

@@ -86,6 +86,23 @@ def test_a_parameter_that_an_optimizer_alone_holds_arrives() -> None:
     assert named.objects.keys() == {"scale", "first"}
 
 
+def test_a_newcomer_turns_on_what_is_on_at_its_peer() -> None:
+    """A layer that was unfrozen, or put into train mode, in the middle of the training."""
+    model, _, tracked = pair(0)
+    other, _, newcomer = pair(1)
+    other[3].requires_grad_(False)
+    other[1].eval()
+    model[0].requires_grad_(False)
+    survivor = other[1].training
+    receive(tracked.capture(), newcomer)
+    assert [p.requires_grad for p in other.parameters()] == [False] * 2 + [True] * 4
+    assert other[1].training and not survivor
+    newcomer.mark()
+    model.requires_grad_(False).eval()
+    receive(tracked.capture(), newcomer)
+    assert other[3].weight.requires_grad and other[1].training
+
+
 class Positions(nn.Module):
     """Makes its table in forward, and enlarges it, as rotary embeddings do."""
 

@@ -290,8 +290,8 @@ def refuse_other_gradients(group: ProcessGroups, module: nn.Module) -> None:
         usual, differ = _names_that_differ(group, names, one.ranks)
         raise UsageError(
             f"s.ddp: requires_grad differs: {_ranks(one.ranks)} from rank {usual} in "
-            f"{_some(differ)}. A new process has it as it was built: freeze and unfreeze by "
-            "s.step, with >=, between s.track and s.ddp"
+            f"{_some(differ)}. Freeze and unfreeze on all ranks alike: by s.step, with >=, between "
+            "s.track and s.ddp"
         )
 
 

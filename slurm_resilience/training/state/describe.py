@@ -59,6 +59,8 @@ class StateDescriptor(msgspec.Struct, frozen=True):
     """Tracked name → its values, encoded; tensors stand as numbers into `notes`."""
     rng: Any = None
     """Random states, encoded."""
+    on: dict[str, tuple[str, ...]] | None = None
+    """`requires_grad` and train mode: where they are on. None: not told."""
 
     @property
     def sizes(self) -> tuple[int, ...]:

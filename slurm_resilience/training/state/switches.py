@@ -3,12 +3,12 @@ in an evaluation, `requires_grad` of a GAN's other half, gradients as such. The 
 is changed while a model is loaded, is set back with them.
 
 A picture is taken once a world, so that a step costs nothing. What was off then and is on now
-stays on: a loop that unfreezes a layer later means it.
+stays on: a loop that unfreezes a layer later means it. A new process turns on what its peer has on.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -28,12 +28,7 @@ class Switches:
         """Parameters that a fault had left frozen."""
         self._grad, self._dtype = torch.is_grad_enabled(), torch.get_default_dtype()
         self._training = [part for part in _parts(modules.values()) if part.training]
-        self._trained = {
-            f"{name}.{path}": parameter
-            for name, module in modules.items()
-            for path, parameter in module.named_parameters()
-            if parameter.requires_grad
-        }
+        self._trained = {name: one for name, one in _parameters(modules) if one.requires_grad}
 
     def on_again(self) -> tuple[str, ...]:
         """Turn on again what was on; note, and return, the parameters that were frozen since."""
@@ -49,6 +44,43 @@ class Switches:
             parameter.requires_grad_(True)
         self.thawed = tuple(frozen)
         return self.thawed
+
+
+def read_switches(modules: Mapping[str, nn.Module]) -> dict[str, tuple[str, ...]]:
+    """Return the names of the parameters that take gradients, and of the parts in train mode.
+
+    Args:
+        modules: name → tracked.
+    """
+    return {
+        "requires_grad": tuple(name for name, one in _parameters(modules) if one.requires_grad),
+        "training": tuple(name for name, part in _named_parts(modules) if part.training),
+    }
+
+
+def write_switches(modules: Mapping[str, nn.Module], on: Mapping[str, Collection[str]]) -> None:
+    """Turn on what is on at a peer, and off what is off there: a layer that was unfrozen since this
+    process's model was built.
+
+    Args:
+        modules: name → tracked.
+        on: as `read_switches` gives it.
+    """
+    trained, training = set(on["requires_grad"]), set(on["training"])
+    for name, parameter in _parameters(modules):
+        parameter.requires_grad_(name in trained)
+    for name, part in _named_parts(modules):
+        part.training = name in training
+
+
+def _parameters(modules: Mapping[str, nn.Module]) -> Iterator[tuple[str, nn.Parameter]]:
+    for name, module in modules.items():
+        yield from module.named_parameters(prefix=name)
+
+
+def _named_parts(modules: Mapping[str, nn.Module]) -> Iterator[tuple[str, nn.Module]]:
+    for name, module in modules.items():
+        yield from module.named_modules(prefix=name)
 
 
 def _parts(modules: Iterable[nn.Module]) -> Iterable[nn.Module]:

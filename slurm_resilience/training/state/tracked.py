@@ -25,6 +25,7 @@ from slurm_resilience.training.state.digest import by_name, digest
 from slurm_resilience.training.state.errors import StateError
 from slurm_resilience.training.state.generators import TrackedGenerator
 from slurm_resilience.training.state.rollback import RollbackPoint, sample
+from slurm_resilience.training.state.switches import read_switches, write_switches
 
 
 class Tracked:
@@ -77,7 +78,8 @@ class Tracked:
         stride are not).
         """
         values = {name: self._read(name) for name in self._objects}
-        return _captured(values, rng.pack(rng.read()))
+        on = read_switches(self._modules()) if self._choice.everything else None
+        return _captured(values, rng.pack(rng.read()), on)
 
     def modules(self) -> tuple[str, ...]:
         """Return the names under which modules are tracked."""
@@ -167,8 +169,8 @@ class Tracked:
 
         Args:
             descriptor: the one that was prepared.
-            rng_too: whether to take the random states; None: if this process has none of its own
-                (it never marked a step).
+            rng_too: whether to take the random states, and what is switched on; None: if this
+                process has none of its own (it never marked a step).
 
         Raises:
             StateError: that descriptor was not prepared.
@@ -181,6 +183,8 @@ class Tracked:
                 act()
         if rng_too or (rng_too is None and not self._stepped):
             rng.write(rng.unpack(decode(descriptor.rng, TensorSlot)))
+            if descriptor.on is not None and self._choice.everything:
+                write_switches(self._modules(), descriptor.on)
         # Bytes that arrived do not count as changes: look at every buffer anew.
         self._marks = None
 
@@ -248,7 +252,9 @@ class Tracked:
         return RollbackPoint(self._modules(), optimizers, scalers, self._generators)
 
 
-def _captured(values: dict[str, Any], states: Any) -> Capture:
+def _captured(
+    values: dict[str, Any], states: Any, on: dict[str, tuple[str, ...]] | None = None
+) -> Capture:
     """Describe values by name, and random states, as they lie in memory."""
     notes: list[ValueNote] = []
     views: list[torch.Tensor] = []
@@ -264,4 +270,4 @@ def _captured(values: dict[str, Any], states: Any) -> Capture:
 
     objects = {name: encode(value, name, keep) for name, value in values.items()}
     random = encode(states, "rng", keep)
-    return Capture(StateDescriptor(tuple(notes), objects, random), tuple(views))
+    return Capture(StateDescriptor(tuple(notes), objects, random, on), tuple(views))

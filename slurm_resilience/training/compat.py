@@ -325,6 +325,15 @@ def to_shards(part: Any) -> None:
 
 
 @seen("2.13")
+def holder_of(parameters: dict[str, torch.Tensor]) -> nn.Module:
+    """Return a module that holds these very tensors as its parameters, also those that are no
+    `nn.Parameter`."""
+    module = nn.Module()
+    module._parameters.update(parameters)  # type: ignore[arg-type]
+    return module
+
+
+@seen("2.13")
 def is_gradient_scaler(thing: Any) -> bool:
     """Tell whether this is a gradient scaler, torch's or one that is made like it."""
     return hasattr(thing, "_per_optimizer_states")

@@ -22,6 +22,7 @@ from slurm_resilience.errors import CheckpointError, UsageError  # noqa: E402
 from slurm_resilience.resume import attempt  # noqa: E402
 from slurm_resilience.training.checkpoint import Checkpointer  # noqa: E402
 from slurm_resilience.training.checkpoint.agreement import one_line  # noqa: E402
+from slurm_resilience.training.state import Tracked  # noqa: E402
 
 pytestmark = [
     pytest.mark.training,
@@ -210,6 +211,33 @@ def test_a_disk_that_gets_full_is_told_as_such(room: int) -> None:
     with pytest.raises((OSError, RuntimeError)) as caught:
         torch.save({"weights": torch.ones(1000)}, FullDisk(room))
     assert re.search("No space left|is the disk full", one_line(caught.value))
+
+
+@pytest.mark.parametrize("plain", [False, True])
+def test_a_parameter_that_an_optimizer_alone_holds(tmp_path: Path, plain: bool) -> None:
+    """The training ended at its first checkpoint."""
+
+    def make(value: float) -> tuple[torch.Tensor, dict[str, Any]]:
+        model = nn.Linear(2, 2)
+        scale = torch.full((2,), value, requires_grad=True)
+        scale = scale if plain else nn.Parameter(scale.detach())
+        optimizer = torch.optim.AdamW([*model.parameters(), scale], 0.1)
+        for one in (*model.parameters(), scale):
+            one.grad = torch.ones_like(one)
+        return scale, Tracked({"model": model, "optimizer": optimizer}).objects
+
+    scale, state = make(1.0)
+    state["optimizer"].step()
+    checkpointer = Checkpointer(tmp_path)
+    checkpointer.save(1, state, blocking=True)
+    other, fresh = make(5.0)
+    checkpointer.load(1, fresh)
+    checkpointer.close()
+    assert torch.equal(other, scale) and fresh["optimizer"].param_groups[0]["params"][2] is other
+    for one, here in ((scale, state), (other, fresh)):
+        one.grad = torch.ones_like(one)
+        here["optimizer"].step()
+    assert torch.equal(other, scale)
 
 
 def test_what_does_not_fit_is_one_line(tmp_path: Path) -> None:

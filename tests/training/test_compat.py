@@ -308,6 +308,12 @@ def _() -> None:
     assert isinstance(module.weight, DTensor)
 
 
+@tries("holder_of")
+def _() -> None:
+    tensor = torch.zeros(1, requires_grad=True)
+    assert dict(compat.holder_of({"scale": tensor}).named_parameters())["scale"] is tensor
+
+
 @tries("is_scaler_used")
 def _() -> None:
     scaler = torch.amp.GradScaler("cpu")

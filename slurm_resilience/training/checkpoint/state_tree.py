@@ -22,9 +22,14 @@ from torch.distributed.checkpoint.state_dict import (
 )
 
 from slurm_resilience.errors import UsageError
+from slurm_resilience.training import compat
 
 TREE = "tree:"
 """Begins the key of a tree; a tensor's key begins with its value's name."""
+
+
+LOOSE = "loose parameters"
+"""Stands for a module, in the names of what an optimizer keeps for parameters that none holds."""
 
 
 class Ref(NamedTuple):
@@ -197,10 +202,13 @@ def _owner(optimizer: torch.optim.Optimizer, state: Mapping[str, Any], name: str
         if isinstance(module, nn.Module) and any(id(one) in own for one in module.parameters())
     }
     left = own - {id(one) for module in owners.values() for one in module.parameters()}
+    if loose := {key: one for key, one in state.items() if id(one) in left}:
+        owners[LOOSE] = compat.holder_of({k.replace(".", "-"): one for k, one in loose.items()})
+        left -= {id(one) for one in loose.values()}
     if left:
         raise UsageError(
             f"{len(left)} parameters of the optimizer {name!r} are in no module of the state; "
-            "put the module that it steps there too"
+            "put the module that it steps there too, or the parameter by a name of its own"
         )
     whole = [one for one in owners.values() if own <= {id(part) for part in one.parameters()}]
     return whole[0] if whole else nn.ModuleDict(owners)

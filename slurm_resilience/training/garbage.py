@@ -10,7 +10,12 @@ from __future__ import annotations
 import contextlib
 import gc
 from collections.abc import Iterator
+from itertools import _tee_dataobject, chain, compress, repeat, tee  # type: ignore[attr-defined]
+from operator import and_, call, is_not
 from typing import Any
+
+AT_ONCE = 10_000
+"""Objects that are asked at once what they hold."""
 
 _older: list[Any] = []
 """Objects that were there before the training. The collector does not list them meanwhile."""
@@ -25,7 +30,7 @@ def older_objects_left_out() -> Iterator[None]:
     out itself (`gc.freeze`), these stay so for good.
     """
     is_ours = gc.get_freeze_count() == 0
-    _older[:] = gc.get_objects()
+    _older[:] = _listed()
     gc.freeze()
     try:
         yield
@@ -38,8 +43,52 @@ def older_objects_left_out() -> Iterator[None]:
 def all_objects() -> list[Any]:
     """Return the objects of this process; those from before the training until they are let go
     of."""
-    found = gc.get_objects()
-    found += _older  # a list that is made before would be in it, and hold itself
+    found = _listed()
+    found += _older
+    return _with_tuples(found)
+
+
+def newer_objects() -> list[Any]:
+    """Return the objects that were made since the training began."""
+    return _with_tuples(_listed())
+
+
+def _listed() -> list[Any]:
+    """Return what the collector lists, without tuples.
+
+    One that another thread is still making (`tuple(…)`) is listed, too, and that thread fails with
+    a SystemError if it is referred to when it is ready: it cost the mesh's thread, and so the rank.
+    All of this is one call into C, in which no other thread runs; a collection would run others.
+    """
+    found: list[Any] = []
+    each, one, other = tee(chain.from_iterable(map(call, [gc.get_objects])), 3)
+    no_tuple = map(is_not, map(type, one), repeat(tuple))
+    # The copier's own memory is listed, and holds all others.
+    no_copier = map(is_not, map(type, other), repeat(_tee_dataobject))
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        found.extend(compress(each, map(and_, no_tuple, no_copier)))
+    finally:
+        if was_enabled:
+            gc.enable()
+    _drop_copiers(found)
+    return found
+
+
+def _drop_copiers(found: list[Any]) -> None:
+    """Drop what has copied: it holds the last objects, and the list that it is in among them."""
+    copiers = {type(tee(())[0]), map, compress}
+    found[:] = [one for one in found if type(one) not in copiers and one is not found]
+
+
+def _with_tuples(found: list[Any]) -> list[Any]:
+    """Add the tuples that something holds: those are ready."""
+    tuples: dict[int, Any] = {}
+    for start in range(0, len(found), AT_ONCE):
+        held = gc.get_referents(*found[start : start + AT_ONCE])
+        tuples |= {id(one): one for one in held if type(one) is tuple}
+    found += tuples.values()
     return found
 
 

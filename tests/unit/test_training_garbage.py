@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import threading
 import weakref
 from collections.abc import Iterator
 
@@ -72,6 +73,7 @@ def test_what_was_there_is_listed_until_it_is_let_go_of() -> None:
         del older
         assert not gone
         let_go_of_older_objects()
+        gc.collect()
         assert gone
         assert listed() == 1
 
@@ -79,3 +81,35 @@ def test_what_was_there_is_listed_until_it_is_let_go_of() -> None:
 def listed() -> int:
     """Count them without holding one."""
     return sum(type(one) is InCycle for one in all_objects())
+
+
+@pytest.mark.parametrize("older", [False, True])
+def test_a_tuple_that_another_thread_makes_is_left_alone(older: bool) -> None:
+    """It was referred to when it was ready: a SystemError in that thread, the mesh's for one."""
+    begun, goes_on, made = threading.Event(), threading.Event(), list[tuple[int, ...]]()
+
+    def numbers() -> Iterator[int]:
+        yield 1
+        begun.set()
+        assert goes_on.wait(30)
+        yield 2
+
+    thread = threading.Thread(target=lambda: made.append(tuple(numbers())))
+    thread.start()
+    assert begun.wait(30)
+    if older:
+        with older_objects_left_out():
+            goes_on.set()
+            thread.join()
+    else:
+        found = all_objects()
+        goes_on.set()
+        thread.join()
+        assert found
+    assert made == [(1, 2)]
+
+
+def test_tuples_that_are_held_are_listed() -> None:
+    mine = InCycle()
+    mine.itself = ("held", mine)  # type: ignore[assignment]
+    assert any(one is mine.itself for one in all_objects())

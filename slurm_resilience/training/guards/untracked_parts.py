@@ -7,7 +7,6 @@ process are looked through, once.
 
 from __future__ import annotations
 
-import gc
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
@@ -17,7 +16,11 @@ from torch.optim.lr_scheduler import LRScheduler
 from torch.optim.swa_utils import AveragedModel
 
 from slurm_resilience.training.compat import is_gradient_scaler, is_scaler_used, versions
-from slurm_resilience.training.garbage import all_objects, let_go_of_older_objects
+from slurm_resilience.training.garbage import (
+    all_objects,
+    let_go_of_older_objects,
+    newer_objects,
+)
 from slurm_resilience.training.guards.kept_copies import KeptCopies
 from slurm_resilience.training.guards.kept_generators import KeptGenerators
 from slurm_resilience.training.guards.plain_attributes import PlainAttributes, UntrackedBuffers
@@ -54,11 +57,11 @@ class UntrackedParts:
             is_trained: the weights have been trained.
         """
         # What was there before the training is older than the weights that were found now.
-        self.copies.begin(() if is_trained else gc.get_objects(), modules)
+        self.copies.begin(() if is_trained else newer_objects(), modules)
 
     def copies_made(self, modules: Sequence[nn.Module]) -> tuple[str, ...]:
         """Return the kinds of copies that were made of the weights since a world began."""
-        everything = gc.get_objects()
+        everything = newer_objects()
         return self.copies.made(everything, modules) if len(everything) <= MOST_OBJECTS else ()
 
     def look(self, tracked: Iterable[Any], modules: Iterable[nn.Module]) -> None:

@@ -325,6 +325,19 @@ def to_shards(part: Any) -> None:
 
 
 @seen("2.13")
+def hooks_on(module: nn.Module) -> int:
+    """Return how many hooks a module, its parts and their parameters have."""
+    parts = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
+    tensors = ("_backward_hooks", "_post_accumulate_grad_hooks")
+    return sum(
+        len(getattr(one, name) or ())
+        for things, names in ((module.modules(), parts), (module.parameters(), tensors))
+        for one in things
+        for name in names
+    )
+
+
+@seen("2.13")
 def holder_of(parameters: dict[str, torch.Tensor]) -> nn.Module:
     """Return a module that holds these very tensors as its parameters, also those that are no
     `nn.Parameter`."""

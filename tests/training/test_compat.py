@@ -308,6 +308,19 @@ def _() -> None:
     assert isinstance(module.weight, DTensor)
 
 
+@tries("hooks_on")
+def _() -> None:
+    module = nn.Sequential(linear())
+    before = compat.hooks_on(module)
+    module[0].register_forward_hook(lambda *_: None)
+    module.register_forward_pre_hook(lambda *_: None)
+    module.register_full_backward_hook(lambda *_: None)
+    module.register_full_backward_pre_hook(lambda *_: None)
+    module[0].bias.register_hook(lambda grad: grad)
+    module[0].weight.register_post_accumulate_grad_hook(lambda _: None)
+    assert (before, compat.hooks_on(module)) == (0, 6)
+
+
 @tries("holder_of")
 def _() -> None:
     tensor = torch.zeros(1, requires_grad=True)

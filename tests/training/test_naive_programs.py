@@ -674,6 +674,22 @@ def test_buffers_of_a_loss_that_is_not_tracked_are_told(run: Program) -> None:
     warned(run(body, parts), "Centred.centre changes in each step, and its module is not tracked")
 
 
+@pytest.mark.parametrize("removed", [False, True])
+def test_hooks_that_come_once_more_after_a_fault_are_told(run: Program, removed: bool) -> None:
+    """One that halves a gradient had it halved twice."""
+    body = USUAL.replace("net =", "hook = model.weight.register_hook(lambda grad: grad / 2)\nnet =")
+    if removed:
+        head, loop = body.split("for x, y", 1)
+        body = (
+            head + "try:\n" + indent("for x, y" + loop, " " * 4) + "finally:\n    hook.remove()\n"
+        )
+    done = run(body, inject="exception:rank=0,step=2,phase=backward")
+    if removed:
+        assert done.returncode == 0 and "hooks on" not in done.stderr, done.stderr
+    else:
+        warned(done, "hooks on the model are registered anew whenever the function is called")
+
+
 GENERATORS = {
     "torch": ("torch.Generator().manual_seed(0)", "torch.randn(x.shape, generator=noise)"),
     "numpy": (

@@ -1,9 +1,11 @@
 """See parameters that come after `s.track`: a process that takes a lost rank's place builds the
-model without them, and the training ends at the first fault."""
+model without them, and the training ends at the first fault. And see hooks that come once more
+whenever the function is called."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import operator
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -13,8 +15,35 @@ from torch.nn.modules.module import (
     register_module_parameter_registration_hook,
 )
 
+from slurm_resilience.training.compat import hooks_on
+
 LOOKS = 20
 """Looks at all parameters in one world: what swaps parameters in each step would cost one each."""
+
+
+class HookCount:
+    """Hooks on the tracked modules, when the first update of each world begins."""
+
+    def __init__(self) -> None:
+        self._modules: list[nn.Module] = []
+        self._hooks = 0
+
+    def grown(self, modules: Sequence[nn.Module]) -> str:
+        """Count them. Returns a line if the same modules have more than in the world before.
+
+        Args:
+            modules: those that are tracked.
+        """
+        before, seen = self._hooks, self._modules
+        self._modules, self._hooks = list(modules), sum(map(hooks_on, modules))
+        same = len(seen) == len(modules) and all(map(operator.is_, seen, modules))
+        if not same or self._hooks <= before:
+            return ""
+        return (
+            f"hooks on the model are registered anew whenever the function is called ({before}, "
+            f"now {self._hooks}), and each acts once more after every fault. Register them where "
+            "the model is built, or remove them in a `finally`"
+        )
 
 
 class LateAdditions:
@@ -22,6 +51,7 @@ class LateAdditions:
 
     def __init__(self) -> None:
         self._handles: list[Any] = []
+        self.hooks = HookCount()
         self.enter({}, {}, listen=False)
 
     def enter(

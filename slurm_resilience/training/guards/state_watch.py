@@ -123,6 +123,8 @@ class StateWatch:
         changed = self._tracked.changed()
         if turn == 0:
             self._look_for_copies()
+            if self._tell and (line := self._late.hooks.grown(self._modules)):
+                self._warn(line)
             changed += tuple(n for n, one in self._optimizers.items() if self._replaced(n, one))
         if turn == 1:
             self._look_for_hidden_state()

@@ -117,7 +117,10 @@ def resilient(block: Callable[..., Any] | None = None, **options: Any) -> Any:
             _refuse_again(getattr(function, "__name__", "?"), where.meet)
             runner = BlockRunner(chosen, *_next_training(where))
             _been.add(where.meet)
-            with older_objects_left_out():
+            # Rank 0 tells what is not tracked, at the first start: a process that replaces another
+            # one has no time for it.
+            tells = where.seat == where.incarnation == 0
+            with older_objects_left_out(listed=tells):
                 return runner.run(lambda session: function(session, *args, **more))
 
         return run

@@ -36,11 +36,16 @@ class _Part(NamedTuple):
     """Its uses when it was found."""
 
 
+LOOKS_FOR_COPIES = 2
+"""Worlds in which copies are looked for: it takes a part of the time of a recovery."""
+
+
 class UntrackedParts:
     """Those of this process that were in use when it was looked."""
 
     def __init__(self) -> None:
         self._looked = False
+        self._looks_for_copies = LOOKS_FOR_COPIES
         self.copies = KeptCopies()
         self.attributes = PlainAttributes()
         self.buffers = UntrackedBuffers()
@@ -60,7 +65,11 @@ class UntrackedParts:
         self.copies.begin(() if is_trained else newer_objects(), modules)
 
     def copies_made(self, modules: Sequence[nn.Module]) -> tuple[str, ...]:
-        """Return the kinds of copies that were made of the weights since a world began."""
+        """Return the kinds of copies that were made of the weights since a world began: at the
+        first call and, of those that are made before the weights are healed, at the second."""
+        if not self._looks_for_copies:
+            return ()
+        self._looks_for_copies -= 1
         everything = newer_objects()
         return self.copies.made(everything, modules) if len(everything) <= MOST_OBJECTS else ()
 

@@ -177,7 +177,7 @@ def _restart(
         own_port=alone and not given["master_port"] and not environment.get("MASTER_PORT"),
         # The supervisor watches the launchers of a plain program, and brings a lost one back.
         meet=meet,
-        host=own_address(environment, False),
+        host=own_address(environment, on_one_machine=meet is None),
     )
 
 

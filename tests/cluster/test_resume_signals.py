@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import shutil
@@ -79,10 +80,12 @@ def site(lab: Lab, job: str, tmp_path: Path, wait_for: WaitFor) -> Iterator[Site
 def own_job(failing_lab: Lab, tmp_path: Path, wait_for: WaitFor) -> Iterator[Site]:
     """A job on n1 and n2 that may lose a node."""
     job = allocate(failing_lab, "--no-kill", "-w", "n[1-2]", "--exclusive", "--time=60")
-    yield from watched(Site(failing_lab, job, tmp_path, wait_for))
-    failing_lab.run(["scancel", job])
-    failing_lab.run(["scontrol", "update", "node=n2", "state=resume"])
-    failing_lab.wait_states({"n[1-3]": "IDLE"})
+    try:
+        yield from watched(Site(failing_lab, job, tmp_path, wait_for))
+    finally:  # a test that leaves something behind fails, and the others go on
+        failing_lab.run(["scancel", job])
+        failing_lab.run(["scontrol", "update", "node=n2", "state=resume"])
+        failing_lab.wait_states({"n[1-3]": "IDLE"})
 
 
 # --- exit codes -----------------------------------------------------------------------------------
@@ -505,8 +508,10 @@ def waiting(own_job: Site) -> Iterator[subprocess.Popen[str]]:
     own_job.lab.run(["scontrol", "update", "node=n2", "state=down", "reason=test"], check=True)
     pending = ["squeue", "-h", "-t", "PD", "-n", f"sres-{own_job.job}"]
     own_job.wait_for(lambda: own_job.lab.run(pending).stdout, 30, "its request")
-    yield srun
-    own_job.lab.run(["scancel", other])
+    try:
+        yield srun
+    finally:
+        own_job.lab.run(["scancel", other])
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGKILL])
@@ -532,7 +537,8 @@ def test_a_helper_ends_with_its_supervisor(own_job: Site) -> None:
     os.kill(own_job.inside(srun), signal.SIGKILL)
     srun.wait(30)
     for process in own_job.marked():
-        os.kill(process, signal.SIGKILL)
+        with contextlib.suppress(ProcessLookupError):  # they end each other
+            os.kill(process, signal.SIGKILL)
     own_job.wait_for(lambda: names_of_jobs(own_job) == ["no-shell"], 30, "the helper's end")
     forget_fence(own_job)
 

@@ -55,7 +55,7 @@ static void forget(const char *const *names, size_t count)
 
 void sres_forget_attempt(void)
 {
-	/* resume/srun/environment.py has these lists, too. */
+	/* resume/srun/environment.py and mesh/rank_variables.py have these lists, too. */
 	static const char *const of_a_step[] = {
 		"SRES_TOKEN", "SRES_ATTEMPT", "SRES_RESTARTS", "SRES_STEP", "SRES_DIR", "SRES_PROGRESS",
 		"SRES_NODES", "SRES_SIZES", "SRES_LENT", "SRES_COMPANION_JOB",

@@ -11,7 +11,7 @@ import msgspec
 
 from slurm_resilience.errors import UsageError
 from slurm_resilience.launcher.flags import SeatSpan, nnodes
-from slurm_resilience.mesh.elastic_variables import ELASTIC_NODES, LENT
+from slurm_resilience.mesh.rank_variables import ELASTIC_NODES, LENT
 
 
 class NodeRank(msgspec.Struct, frozen=True):

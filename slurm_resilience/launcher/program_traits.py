@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping
 import msgspec
 
 from slurm_resilience.errors import UsageError
-from slurm_resilience.mesh.elastic_variables import CHECKPOINTLESS, ELASTIC_NODES
+from slurm_resilience.mesh.rank_variables import CHECKPOINTLESS, ELASTIC_NODES
 
 _OURS = "slurm_resilience"
 _RECOVERS = f"{_OURS}.training"

@@ -31,8 +31,8 @@ from slurm_resilience.launcher.recipe_file import Recipe, read
 from slurm_resilience.launcher.rendezvous_directory import RendezvousDirectory
 from slurm_resilience.launcher.restart_policy import RestartRules
 from slurm_resilience.launcher.warm_policy import WarmPlan, plan_warm
-from slurm_resilience.mesh.elastic_variables import LENT
 from slurm_resilience.mesh.own_address import own_address
+from slurm_resilience.mesh.rank_variables import LENT
 from slurm_resilience.mesh.rendezvous import HOLD, LAUNCHERS, note_passed
 
 _TORCH = (

@@ -16,7 +16,7 @@ from pathlib import Path
 import msgspec
 
 from slurm_resilience.errors import SresError
-from slurm_resilience.mesh.elastic_variables import HOLD_PREFIX
+from slurm_resilience.mesh.rank_variables import HOLD_PREFIX
 from slurm_resilience.model import Job
 from slurm_resilience.resume import attempt, report
 from slurm_resilience.resume.history import FOLDER

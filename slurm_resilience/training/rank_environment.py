@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import NamedTuple
 
 from slurm_resilience.errors import UsageError
-from slurm_resilience.mesh.elastic_variables import ELASTIC_NODES, LENT, NAMED_SIZES
 from slurm_resilience.mesh.model import SPEAKERS_ABOVE, Peer
 from slurm_resilience.mesh.own_address import own_address
+from slurm_resilience.mesh.rank_variables import ELASTIC_NODES, LENT, NAMED_SIZES
 
 PARTS = ("recovery", "state", "data", "rootless")
 

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from slurm_resilience.launcher.flags import SeatSpan
 from slurm_resilience.launcher.node_rank import NodeRank
 from slurm_resilience.launcher.processes.child_environment import NodeSeats, of_rank
-from slurm_resilience.mesh.elastic_variables import LENT
+from slurm_resilience.mesh.rank_variables import LENT, OF_A_RANK
 from slurm_resilience.resume.live_step.join_step import join_variables
 from slurm_resilience.resume.live_step.seats import NodeSlot, SeatMap
 from slurm_resilience.resume.progress.step_report import VARIABLE as STEPS_VARIABLE
@@ -22,7 +22,6 @@ from slurm_resilience.resume.srun.command import AttemptCommand
 from slurm_resilience.resume.srun.env_option import NODEID, encode
 from slurm_resilience.resume.srun.environment import (
     BESIDE_TOKEN,
-    OF_A_RANK,
     OF_A_STEP,
     PORT_BASE,
     PORT_SPAN,

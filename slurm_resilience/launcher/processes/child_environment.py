@@ -7,6 +7,7 @@ from collections.abc import Mapping
 import msgspec
 
 from slurm_resilience.launcher.node_rank import NodeRank
+from slurm_resilience.mesh.rank_variables import OF_A_RANK
 
 
 class NodeSeats(msgspec.Struct, frozen=True):
@@ -36,30 +37,13 @@ class NodeSeats(msgspec.Struct, frozen=True):
         return self.here.rank * self.ranks + local
 
 
-_OF_A_RANK = (
-    "SRES_SEAT",
-    "SRES_SEATS",
-    "SRES_INCARNATION",
-    "SRES_MEET",
-    "SRES_SECRET",
-    "SRES_NODE",
-    "SRES_MIN_WORLD",
-    "SRES_KEEPER",
-    "RANK",
-    "LOCAL_RANK",
-    "WORLD_SIZE",
-    "LOCAL_WORLD_SIZE",
-)
-"""Variables by which `of_rank` tells a process of its training."""
-
-
 def without_outer_rank(environment: Mapping[str, str]) -> dict[str, str]:
     """Return a launcher's environment without what another one told the rank that started it.
 
     A rank may run a program of its own, or submit a job: its ranks would else meet those of that
     rank's training, and take their seats.
     """
-    outer = _OF_A_RANK if _OF_A_RANK[0] in environment else ()
+    outer = OF_A_RANK if "SRES_SEAT" in environment else ()
     return {name: value for name, value in environment.items() if name not in outer}
 
 

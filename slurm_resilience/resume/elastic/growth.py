@@ -12,8 +12,8 @@ from functools import partial
 import msgspec
 
 from slurm_resilience.errors import SresError
-from slurm_resilience.mesh.elastic_variables import LENT
 from slurm_resilience.mesh.observer import Observer
+from slurm_resilience.mesh.rank_variables import LENT
 from slurm_resilience.resume import fence, report
 from slurm_resilience.resume.context import SupervisorContext
 from slurm_resilience.resume.elastic import size_events as ev

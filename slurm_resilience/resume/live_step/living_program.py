@@ -11,7 +11,7 @@ import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import PurePosixPath
 
-from slurm_resilience.mesh.elastic_variables import CHECKPOINTLESS
+from slurm_resilience.mesh.rank_variables import CHECKPOINTLESS
 from slurm_resilience.resume.srun.srun_options import SrunCommand
 
 LAUNCHER = "sres-run"

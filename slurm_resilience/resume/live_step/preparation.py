@@ -16,7 +16,7 @@ from threading import Event as ThreadEvent
 import msgspec
 
 from slurm_resilience.errors import SresError
-from slurm_resilience.mesh.elastic_variables import HOLD_PREFIX
+from slurm_resilience.mesh.rank_variables import HOLD_PREFIX
 from slurm_resilience.mesh.rendezvous import HOLD, HOLD_SECONDS
 from slurm_resilience.resume.attempt import write_file
 from slurm_resilience.resume.context import SupervisorContext

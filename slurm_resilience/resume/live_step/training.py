@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from slurm_resilience.errors import SresError
-from slurm_resilience.mesh.elastic_variables import CHECKPOINTLESS
+from slurm_resilience.mesh.rank_variables import CHECKPOINTLESS
 from slurm_resilience.mesh.rendezvous import LAUNCHERS, TrainingOutcome
 from slurm_resilience.resume import report
 from slurm_resilience.resume.attempt import read_file

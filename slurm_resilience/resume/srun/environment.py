@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 
 import msgspec
 
+from slurm_resilience.mesh.rank_variables import OF_A_RANK
 from slurm_resilience.resume.srun import env_option
 from slurm_resilience.resume.srun.env_option import NODEID
 from slurm_resilience.slurm.hostlists import fold
@@ -45,24 +46,8 @@ BESIDE_TOKEN = (
     "NODE_RANK",
     "SLURM_NODE",
 )
-"""The same, under names that are not ours: where there is no token, the user has set them."""
-OF_A_RANK = (
-    "SRES_INCARNATION",
-    "SRES_SEAT",
-    "SRES_SEATS",
-    "SRES_SEATS_HERE",
-    "SRES_MEET",
-    "SRES_SECRET",
-    "SRES_NODE",
-    "SRES_MIN_WORLD",
-    "SRES_KEEPER",
-    "RANK",
-    "LOCAL_RANK",
-    "WORLD_SIZE",
-    "LOCAL_WORLD_SIZE",
-)
-"""Variables that tell a process which rank it is, where a join step or a launcher started it; it
-has the first of them then. `spank/common.c` has these three lists, too."""
+"""The same, under names that are not ours: where there is no token, the user has set them.
+`spank/common.c` has both lists, too."""
 
 
 class Attempt(msgspec.Struct, frozen=True):

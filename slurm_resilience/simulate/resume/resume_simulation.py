@@ -17,7 +17,7 @@ import msgspec
 
 from slurm_resilience.config import Config, ResumeSettings
 from slurm_resilience.errors import SresError
-from slurm_resilience.mesh.elastic_variables import CHECKPOINTLESS
+from slurm_resilience.mesh.rank_variables import CHECKPOINTLESS
 from slurm_resilience.model import Job, Node
 from slurm_resilience.resume import report
 from slurm_resilience.resume.progress.hang_evidence import NodeSigns

@@ -1,4 +1,22 @@
-"""Variables and files by which the supervisor tells ranks how their job changes. Pure."""
+"""Variables and files by which a rank is told of its part, and how its job changes. Pure."""
+
+OF_A_RANK = (
+    "SRES_INCARNATION",
+    "SRES_SEAT",
+    "SRES_SEATS",
+    "SRES_SEATS_HERE",
+    "SRES_MEET",
+    "SRES_SECRET",
+    "SRES_NODE",
+    "SRES_MIN_WORLD",
+    "SRES_KEEPER",
+    "RANK",
+    "LOCAL_RANK",
+    "WORLD_SIZE",
+    "LOCAL_WORLD_SIZE",
+)
+"""Variables that tell a process which rank it is, where a join step or a launcher started it; it
+has the first of them then. `spank/common.c` has them, too."""
 
 ELASTIC_NODES = "SRES_NODES"
 """MIN:MAX nodes. It comes before a launcher's --nnodes: scripts write the number of nodes there

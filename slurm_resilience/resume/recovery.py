@@ -21,7 +21,7 @@ from slurm_resilience.resume.decide.budgets import (
 from slurm_resilience.resume.decide.classify import Cause, Ending
 from slurm_resilience.resume.decide.plan import NO_WAY_ON, Plan, PlanFacts, plan
 from slurm_resilience.resume.history import nodes_of_others
-from slurm_resilience.slurm.companion_job import memory_words
+from slurm_resilience.slurm.companion_job import per_node_words
 from slurm_resilience.slurm.hostlists import fold
 from slurm_resilience.wire.messages import AttemptEnded, LeftNode, NodeVerdict
 
@@ -402,7 +402,7 @@ class Recovery:
             allocation,
             chosen.take,
             SUSPECT_SECONDS if suspected else context.limits.swap_wait,
-            memory_words(context.environment, allocation.job),
+            per_node_words(context.environment, allocation.job),
             doubts=context.link.doubts,
         )
         if got is None:

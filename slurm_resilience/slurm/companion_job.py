@@ -79,8 +79,8 @@ class CompanionRequest(msgspec.Struct, frozen=True):
     nodes: int
     supervisor: int
     """Process number of the supervisor that asks."""
-    memory: tuple[str, ...] = ()
-    """sbatch's words for the memory on each node; none: what the partition gives."""
+    per_node: tuple[str, ...] = ()
+    """sbatch's words for the memory and GPUs of each node; none: what the partition gives."""
     lent: bool = False
     """An elastic step grows by it: it is not in place of nodes that the job has lost."""
 
@@ -174,7 +174,7 @@ def companion_script(job: int, restarts: int, commands: str, *, lent: bool = Fal
     )
 
 
-def memory_words(environment: Mapping[str, str], job: Job) -> tuple[str, ...]:
+def per_node_words(environment: Mapping[str, str], job: Job) -> tuple[str, ...]:
     """Return sbatch's words for the memory that the job itself has asked for, and for GPUs that it
     has asked for on all nodes together: squeue does not show these.
 
@@ -203,7 +203,7 @@ def companion_words(request: CompanionRequest) -> list[str]:
     # again with its replacement. Else the companion would go on without its script, which ends it.
     words = ["--parsable", f"--nodes={request.nodes}", "--exclusive", "--no-requeue"]
     words += [f"--job-name={name}", f"--comment=companion-of={job.id}", f"--time={_limit(job)}"]
-    words += ["--output=/dev/null", "--chdir=/", *request.memory]
+    words += ["--output=/dev/null", "--chdir=/", *request.per_node]
     words += [f"--gres={re.sub(_GRES_KIND, '', job.gres)}"] if job.gres else []
     words += [f"--partition={job.partition}"] if job.partition else []
     words += [f"--account={job.account}"] if job.account else []

@@ -36,7 +36,7 @@ from slurm_resilience.slurm.companion_job import (
     companion_of,
     companion_script,
     companion_words,
-    memory_words,
+    per_node_words,
 )
 from slurm_resilience.slurm.parse import companions as read_companions
 
@@ -225,7 +225,7 @@ def test_it_has_the_memory_and_gpus_of_a_node_of_its_job(
 ) -> None:
     """squeue shows neither memory nor what `sbatch --gpus=N` asked for on all nodes together."""
     job = Job(12, 1000, "RUNNING", gres=gres)
-    assert memory_words(told | {"SLURM_JOB_NUM_NODES": "2"}, job) == words
+    assert per_node_words(told | {"SLURM_JOB_NUM_NODES": "2"}, job) == words
 
 
 def run_script(folder: Path, tools: Mapping[str, str], *, lent: bool) -> int:

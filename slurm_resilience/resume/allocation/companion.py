@@ -50,7 +50,7 @@ def obtain(
     allocation: Allocation,
     count: int,
     patience: float,
-    memory: tuple[str, ...],
+    per_node: tuple[str, ...],
     doubts: Doubts = lambda _: {},
 ) -> Companion | None:
     """Get a companion with so many nodes; None: the user ended this while it was waited for.
@@ -59,7 +59,7 @@ def obtain(
         allocation: the job.
         count: nodes.
         patience: seconds to wait for them.
-        memory: sbatch's words for the memory on each node.
+        per_node: sbatch's words for the memory and GPUs of each node.
         doubts: asks about nodes before they are used.
 
     Raises:
@@ -79,7 +79,7 @@ def obtain(
             raise NotFound(f"job {allocation.id} is over, or was requeued")
         excluded = (*allocation.excluded, *sorted(avoided | allocation.suspects))
         job = msgspec.structs.replace(allocation.job, excluded_nodes=excluded)
-        request = CompanionRequest(job, count, allocation.companions.supervisor, memory)
+        request = CompanionRequest(job, count, allocation.companions.supervisor, per_node)
         drained = _drained_by_prolog(allocation)
         number = allocation.client.ask_companion(request)
         try:

@@ -18,7 +18,7 @@ from slurm_resilience.resume import report
 from slurm_resilience.resume.context import SupervisorContext
 from slurm_resilience.resume.elastic import size_events as ev
 from slurm_resilience.resume.srun.step import SrunStep, find_step
-from slurm_resilience.slurm.companion_job import CompanionRequest, memory_words
+from slurm_resilience.slurm.companion_job import CompanionRequest, per_node_words
 
 LOOK_SECONDS = 1.0
 """Between two looks at the companions."""
@@ -140,10 +140,10 @@ class CompanionRequests:
                 partition=self._partition or job.partition,
                 qos=self._qos or job.qos,
             )
-            memory = memory_words(context.environment, job)
+            per_node = per_node_words(context.environment, job)
             supervisor = allocation.companions.supervisor
             number = context.client.ask_companion(
-                CompanionRequest(wanted, order.nodes, supervisor, memory, lent=True)
+                CompanionRequest(wanted, order.nodes, supervisor, per_node, lent=True)
             )
         except SresError as error:
             # Slurm may have taken the request all the same, and its answer was lost.

@@ -9,9 +9,11 @@ from __future__ import annotations
 
 import contextlib
 import gc
-from collections.abc import Iterator
-from itertools import _tee_dataobject, chain, compress, repeat, tee  # type: ignore[attr-defined]
-from operator import and_, call, is_not
+from collections import deque
+from collections.abc import Callable, Iterator
+from functools import partial
+from itertools import chain, compress, repeat
+from operator import call, is_not
 from typing import Any
 
 AT_ONCE = 10_000
@@ -62,28 +64,28 @@ def _listed() -> list[Any]:
 
     One that another thread is still making (`tuple(…)`) is listed, too, and that thread fails with
     a SystemError if it is referred to when it is ready: it cost the mesh's thread, and so the rank.
-    All of this is one call into C, in which no other thread runs; a collection would run others.
+    So all that refers to them is done in one call into C, in which no other thread runs; a
+    collection would run others.
     """
-    found: list[Any] = []
-    each, one, other = tee(chain.from_iterable(map(call, [gc.get_objects])), 3)
-    no_tuple = map(is_not, map(type, one), repeat(tuple))
-    # The copier's own memory is listed, and holds all others.
-    no_copier = map(is_not, map(type, other), repeat(_tee_dataobject))
+    found, kinds, kept = list[Any](), list[type](), list[Any]()
+    steps: tuple[Callable[[], None], ...] = (
+        partial(found.extend, chain.from_iterable(map(call, (gc.get_objects,)))),
+        partial(kinds.extend, map(type, found)),
+        partial(kept.extend, compress(found, map(is_not, kinds, repeat(tuple)))),
+        found.clear,
+    )
     was_enabled = gc.isenabled()
     gc.disable()
     try:
-        found.extend(compress(each, map(and_, no_tuple, no_copier)))
+        deque(map(call, steps), maxlen=0)
     finally:
         if was_enabled:
             gc.enable()
-    _drop_copiers(found)
-    return found
-
-
-def _drop_copiers(found: list[Any]) -> None:
-    """Drop what has copied: it holds the last objects, and the list that it is in among them."""
-    copiers = {type(tee(())[0]), map, compress}
-    found[:] = [one for one in found if type(one) not in copiers and one is not found]
+    # What has done this is listed, too, and would hold all others.
+    others = [one for one in kept if one is not kept]
+    kept.clear()
+    kinds.clear()
+    return others
 
 
 def _with_tuples(found: list[Any]) -> list[Any]:

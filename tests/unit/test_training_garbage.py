@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import ctypes
 import gc
+import sys
 import threading
 import weakref
 from collections.abc import Iterator
+from types import FrameType
+from typing import Any
 
 import pytest
 
 from slurm_resilience.training.garbage import (
     all_objects,
     let_go_of_older_objects,
+    newer_objects,
     older_objects_left_out,
 )
 
@@ -107,6 +112,39 @@ def test_a_tuple_that_another_thread_makes_is_left_alone(older: bool) -> None:
         thread.join()
         assert found
     assert made == [(1, 2)]
+
+
+def test_no_other_thread_meets_a_tuple_of_its_own_that_is_held() -> None:
+    """Between any two operations of a look through all objects another thread may run."""
+    begun, goes_on, made = threading.Event(), threading.Event(), list[tuple[object, ...]]()
+    first, place, seen = InCycle(), list[int](), set[int]()
+
+    def items() -> Iterator[object]:
+        yield first
+        place.extend(id(one) for one in gc.get_referrers(first) if type(one) is tuple)
+        gc.collect()  # it is among the last that are listed now
+        begun.set()
+        assert goes_on.wait(60)
+        yield 2
+
+    def traced(frame: FrameType, event: str, _: Any) -> Any:
+        seen.add(ctypes.c_ssize_t.from_address(place[0]).value)
+        frame.f_trace_opcodes = frame.f_code.co_name == "_listed"
+        return traced if frame.f_trace_opcodes else None
+
+    thread = threading.Thread(target=lambda: made.append(tuple(items())))
+    thread.start()
+    assert begun.wait(30)
+    assert len(place) == 1
+    sys.settrace(traced)
+    try:
+        newer_objects()
+    finally:
+        sys.settrace(None)
+        goes_on.set()
+        thread.join()
+    assert made == [(first, 2)]
+    assert seen == {1}
 
 
 def test_tuples_that_are_held_are_listed() -> None:

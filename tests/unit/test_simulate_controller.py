@@ -51,7 +51,7 @@ from slurm_resilience.simulate.cluster.sim_host import SimHost
 from slurm_resilience.simulate.cluster.sim_slurm import SimSlurm
 from slurm_resilience.slurm.reservations import Reservation
 
-RUNS = int(os.environ.get("SRES_TEST_RUNS", "200"))
+RUNS = int(os.environ.get("SRES_TEST_RUNS", "120"))
 HOURS, FAULTS_AN_HOUR = 0.1, 20.0
 """Short runs, with two faults each: the campaign of `scripts/bench simulate` has the long ones."""
 MOST_RUNS = 60

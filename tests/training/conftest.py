@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import importlib.util
+import itertools
+import subprocess
 from collections.abc import Iterator
 from pathlib import Path
+from textwrap import dedent, indent
 
 import pytest
+from naive import PROGRAM, Program
 from warm_machine import WarmMachine
 
 _spec = importlib.util.spec_from_file_location(
@@ -24,3 +28,22 @@ def warm_machine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[WarmMachi
     machine = WarmMachine(tmp_path_factory.mktemp("warm"))
     yield machine
     machine.end()
+
+
+@pytest.fixture
+def run(tmp_path: Path, warm_machine: WarmMachine) -> Program:
+    """Runs a program on two ranks."""
+    numbers = itertools.count()
+
+    def go(
+        body: str, parts: str = "", options: str = "", inject: str = ""
+    ) -> subprocess.CompletedProcess[str]:
+        (place := tmp_path / str(next(numbers))).mkdir()
+        program = place / "train.py"
+        body = indent(dedent(body).strip("\n"), " " * 4)
+        program.write_text(PROGRAM.format(parts=dedent(parts), options=options, body=body))
+        more = {"OMP_NUM_THREADS": "1", "TMPDIR": str(place), "SRES_INJECT": inject}
+        words = ("--nproc-per-node=2", "--standby=0", str(program))
+        return warm_machine.run(words, more, place)
+
+    return go

@@ -1,0 +1,282 @@
+"""Programs that take samples otherwise than a training can repeat: each is refused, or told of
+within two steps, without waiting for a fault."""
+
+from __future__ import annotations
+
+import pytest
+from naive import USUAL, Program, refused, told_nothing, warned
+
+pytestmark = pytest.mark.training
+pytest.importorskip("torch", reason="torch is not installed")
+
+
+def test_a_dataloader_that_nothing_splits_is_refused(run: Program) -> None:
+    body = USUAL.replace("s.loader(DATA,", "s.loader(DataLoader(DATA, 4, shuffle=True),")
+    done = run(body)
+    refused(done, "this DataLoader does not split by rank")
+
+
+def test_a_dataloader_with_a_distributed_sampler_keeps_its_split(run: Program) -> None:
+    sampler = "torch.utils.data.DistributedSampler(DATA, s.world, s.rank)"
+    body = USUAL.replace("s.loader(DATA,", f"s.loader(DataLoader(DATA, 4, sampler={sampler}),")
+    done = run(body)
+    told_nothing(done)
+
+
+def test_a_sampler_of_another_rank_is_refused(run: Program) -> None:
+    sampler = "torch.utils.data.DistributedSampler(DATA, 2, 0)"
+    body = USUAL.replace("s.loader(DATA,", f"s.loader(DataLoader(DATA, 4, sampler={sampler}),")
+    refused(run(body), "gives the share of rank 0 of 2, and this is rank 1 of 2")
+
+
+def test_a_list_of_batches_that_nothing_splits_is_told(run: Program) -> None:
+    parts = """
+    class Batches:
+        def __iter__(self):
+            return iter(DataLoader(DATA, 4))
+    """
+    body = USUAL.replace("s.loader(DATA,", "s.loader(Batches(),")
+    warned(run(body, parts), "ranks 0, 1 were given the same batch")
+
+
+STREAM = """
+class Stream(IterableDataset):
+    def __iter__(self):
+        rank, world = {split}
+        return iter([DATA[number] for number in range(rank, len(DATA), world)])
+"""
+
+
+def test_a_stream_that_is_split_by_rank_is_told(run: Program) -> None:
+    split = 'int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])'
+    body = USUAL.replace("s.loader(DATA,", "s.loader(Stream(),")
+    done = run(body, STREAM.format(split=split))
+    warned(done, "rank 1 read other samples from this stream")
+
+
+def test_a_stream_that_is_whole_is_told_nothing(run: Program) -> None:
+    body = USUAL.replace("s.loader(DATA,", "s.loader(Stream(),")
+    done = run(body, STREAM.format(split="0, 1"))
+    told_nothing(done)
+
+
+@pytest.mark.parametrize(
+    ("split", "words"), [("s.rank, s.world", ""), ("0, 1", "ranks 0, 1 were given the same batch")]
+)
+def test_a_dataloader_over_a_stream_is_taken(run: Program, split: str, words: str) -> None:
+    """It has no length, and says so by an error."""
+    body = f"stream = Stream(({split}))\n" + USUAL.strip()
+    body = body.replace("s.loader(DATA,", "s.loader(DataLoader(stream, 4, num_workers=1),")
+    parts = """
+    class Stream(IterableDataset):
+        def __init__(self, place):
+            self.rank, self.world = place
+
+        def __iter__(self):
+            return iter([DATA[number] for number in range(self.rank, len(DATA), self.world)])
+    """
+    done = run(body, parts)
+    if words:
+        warned(done, words)
+    else:
+        told_nothing(done)
+
+
+def test_a_dataset_that_is_split_by_rank_is_told(run: Program) -> None:
+    body = "part = TensorDataset(X[: 63 + s.rank], X[: 63 + s.rank, :1])\n" + USUAL.strip()
+    body = body.replace("s.loader(DATA,", "s.loader(part,")
+    warned(run(body), "on rank 1 the dataset has another length than elsewhere")
+
+
+@pytest.mark.parametrize(
+    "made",
+    [
+        "torch.utils.data.random_split(DATA, [56, 8], torch.Generator().manual_seed(s.rank))[0]",
+        "[DATA[n] for n in torch.randperm(64, generator=torch.Generator().manual_seed(s.rank))]",
+        "Files(s.rank)",
+    ],
+    ids=["split at random", "shuffled", "files in the order of a directory"],
+)
+def test_a_dataset_that_holds_other_samples_is_told(run: Program, made: str) -> None:
+    """Samples came twice, others never, and validation samples were trained on, without a word."""
+    parts = """
+    class Files(torch.utils.data.Dataset):
+        def __init__(self, start):
+            self.files = [f"/data/{(n + start) % 64}" for n in range(64)]
+            self.read = [None] * 64
+
+        def __len__(self):
+            return 64
+
+        def __getitem__(self, index):
+            self.read[index] = DATA[int(self.files[index][6:])]
+            return self.read[index]
+    """
+    body = f"part = {made}\n" + USUAL.strip().replace("s.loader(DATA,", "s.loader(part,")
+    warned(run(body, parts), "on rank 1 the dataset holds other samples than elsewhere")
+
+
+def test_a_dataset_that_keeps_what_it_has_read_is_told_nothing(run: Program) -> None:
+    """A replaced rank has read nothing yet."""
+    parts = """
+    class Kept(torch.utils.data.Dataset):
+        def __init__(self):
+            self.read = [None] * 64
+
+        def __len__(self):
+            return 64
+
+        def __getitem__(self, index):
+            self.read[index] = DATA[index]
+            return self.read[index]
+
+    KEPT = Kept()
+    """
+    body = USUAL.replace("s.loader(DATA,", "s.loader(KEPT,").replace("steps=4", "steps=8")
+    done = run(body, parts, inject="kill:rank=1,step=3")
+    assert done.returncode == 0 and "dataset" not in done.stderr, done.stderr[-4000:]
+
+
+def test_a_split_that_is_made_anew_after_a_fault_is_told(run: Program) -> None:
+    """Its validation part held samples that had been trained on."""
+    split = "part, held_out = torch.utils.data.random_split(DATA, [56, 8])\n"
+    body = USUAL.replace("for x, y", f"{split}for x, y").replace("s.loader(DATA,", "s.loader(part,")
+    done = run(body.replace("steps=4", "steps=8"), inject="exception:rank=1,step=5")
+    warned(done, "the function has made another dataset than when it was entered first")
+
+
+AHEAD = """
+def ahead(batches):
+    ready, end = queue.Queue(2), object()
+
+    def read():
+        for batch in batches:
+            ready.put(batch)
+        ready.put(end)
+
+    threading.Thread(target=read, daemon=True).start()
+    return iter(ready.get, end)
+"""
+
+
+@pytest.mark.parametrize(
+    ("how", "words"),
+    [
+        ("list({})", "4 batches were read before their steps"),
+        ("ahead({})", "s.loader is read in a thread of the program's own"),
+    ],
+)
+def test_batches_that_are_read_before_their_steps_are_told(
+    run: Program, how: str, words: str
+) -> None:
+    """A fault leaves out what was read and not used, and the training ends early, with success."""
+    source = "s.loader(DATA, global_batch=8, steps=4, epochs=None)"
+    body = USUAL.replace(source, how.format(source))
+    warned(run(body, "import queue, threading\n" + AHEAD), words)
+
+
+def test_batches_that_are_given_again_are_told(run: Program) -> None:
+    """After a fault the loader had none left, and the training ended early, with success."""
+    source = "s.loader(DATA, global_batch=8, steps=4, epochs=None)"
+    body = USUAL.replace(source, f"itertools.islice(itertools.cycle({source}), 8)")
+    warned(run(body, "import itertools"), "updates go on after the loop over s.loader")
+
+
+COUNTS = {
+    "next": "it = iter({})\nfor _ in range(8):\n    x, y = next(it)",
+    "enumerate": "for n, (x, y) in enumerate({}):\n    if n == 8: break",
+    "zip": "for _, (x, y) in zip(range(8), {}):",
+}
+
+
+LOOP = "for x, y in s.loader(DATA, global_batch=8, steps=4, epochs=None):"
+
+
+@pytest.mark.parametrize("how", COUNTS)
+def test_a_count_around_a_loader_without_end_is_told(run: Program, how: str) -> None:
+    """It counts anew after each fault: 12 steps were made of 8, without a word."""
+    loop = COUNTS[how].format("s.loader(DATA, global_batch=8, epochs=None)")
+    warned(run(USUAL.replace(LOOP, loop)), "s.loader has no end here")
+
+
+@pytest.mark.parametrize("how", COUNTS)
+def test_a_count_that_has_made_more_steps_is_told(run: Program, how: str) -> None:
+    loop = COUNTS[how].format("s.loader(DATA, global_batch=8, epochs=9)")
+    body = USUAL.replace(LOOP, loop)
+    told_nothing(run(body))
+    done = run(body, inject="exception:rank=1,step=3")
+    assert done.stdout.count("ends at 11") == 2, done.stdout
+    warned(done, "the function was entered at step 3, and has ended before s.loader did")
+
+
+@pytest.mark.parametrize(
+    "loop",
+    [
+        "it = iter({})\nfor _ in range(s.step, 8):\n    x, y = next(it)",
+        "it = iter({})\nfor _ in range(begun, 8):\n    x, y = next(it)",
+        "for x, y in {}:\n    if s.step == 8: break",
+    ],
+    ids=["range", "as track returns it", "break"],
+)
+@pytest.mark.parametrize("epochs", ["None", "9"])
+def test_a_loop_that_ends_by_the_step_is_told_nothing(run: Program, loop: str, epochs: str) -> None:
+    loop = loop.format(f"s.loader(DATA, global_batch=8, epochs={epochs})")
+    body = USUAL.replace(LOOP, loop)
+    if "begun" in loop:
+        body = body.replace("s.track", "begun = s.track")
+    done = run(body, inject="exception:rank=1,step=3")
+    assert done.stdout.count("ends at 8") == 2, done.stdout
+    assert done.returncode == 0, done.stderr[-4000:]
+    assert "s.loader has no end" not in done.stderr and "has ended before" not in done.stderr
+
+
+def test_a_second_part_that_goes_on_from_the_step_is_told_nothing(run: Program) -> None:
+    second = OWN_LOOP.format("s.step, 8").partition("net = s.ddp(model)\n")[2]
+    told_nothing(run(USUAL + second))
+
+
+def test_what_is_left_over_at_the_end_is_an_update_of_its_own(run: Program) -> None:
+    body = USUAL + "with s.update():\n    opt.step()\n"
+    told_nothing(run(body))
+
+
+OWN_LOOP = """
+model, opt = s.once(build)
+s.track(model=model, opt=opt)
+net = s.ddp(model)
+for step in range({}):
+    x, y = DATA[step * 8 + s.rank * 4 : step * 8 + s.rank * 4 + 4]
+    nn.functional.mse_loss(net(x), y).backward()
+    with s.update():
+        opt.step()
+        opt.zero_grad()
+"""
+
+
+def test_a_loop_that_begins_anew_after_a_fault_is_told(run: Program) -> None:
+    """It made all its steps once more, and the training ended with more than were wanted."""
+    warned(run(OWN_LOOP.format("4")), "takes its batches neither from s.loader nor by s.step")
+
+
+@pytest.mark.parametrize(
+    ("count", "tracked"),
+    [("s.step, 4", "opt=opt"), ("place.step, 4", "opt=opt, place=place")],
+    ids=["by the session's step", "by an object of its own"],
+)
+def test_a_loop_that_knows_its_place_is_told_nothing(
+    run: Program, count: str, tracked: str
+) -> None:
+    parts = """
+    class Place:
+        step = 0
+
+        def state_dict(self):
+            return {"step": self.step}
+
+        def load_state_dict(self, values):
+            self.step = values["step"]
+
+    place = Place()
+    """
+    body = OWN_LOOP.format(count).replace("opt=opt", tracked)
+    told_nothing(run(body, parts))

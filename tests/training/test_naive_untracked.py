@@ -1,0 +1,264 @@
+"""Programs that keep state which nothing tracks: it is healed all the same, or told of within two
+steps, without waiting for a fault."""
+
+from __future__ import annotations
+
+from textwrap import dedent
+
+import pytest
+from naive import USUAL, WEIGHTS, Program, told_nothing, warned
+
+pytestmark = pytest.mark.training
+pytest.importorskip("torch", reason="torch is not installed")
+
+
+COUNTING = """
+class Counting(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.line, self.cached = nn.Linear(8, 1), torch.zeros(1)
+        {made}
+
+    def forward(self, x):
+        {counts}
+        self.cached = x.detach().mean(0)
+        return self.line(x) * {used}
+
+def build():
+    torch.manual_seed(0)
+    model = Counting()
+    return model, torch.optim.SGD(model.parameters(), 0.01)
+"""
+
+
+@pytest.mark.parametrize(
+    ("made", "counts", "used", "told"),
+    [
+        ("self.warm = 0", "self.warm += 1", "(1 + self.warm)", "model.warm counts in each step"),
+        ("self.mean = torch.ones(1)", "self.mean.mul_(0.9)", "self.mean", "model.mean counts in"),
+        ("self.register_buffer('warm', torch.zeros(()))", "self.warm += 1", "(1 + self.warm)", ""),
+    ],
+    ids=["a number", "a tensor", "a buffer"],
+)
+def test_state_in_a_modules_attributes_is_told(
+    run: Program, made: str, counts: str, used: str, told: str
+) -> None:
+    """A repeated step counted twice, and a replaced rank computed with another number."""
+    done = run(USUAL, COUNTING.format(made=made, counts=counts, used=used))
+    if told:
+        warned(done, told)
+        warned(done, "harmless where only a log reads it")
+    else:
+        told_nothing(done)
+
+
+def test_buffers_of_a_loss_that_is_not_tracked_are_told(run: Program) -> None:
+    """A running centre was changed twice by a step that was repeated, and was not healed."""
+    parts = """
+    class Centred(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.register_buffer("centre", torch.zeros(1))
+
+        def forward(self, y):
+            self.centre = self.centre * 0.9 + y.detach().mean() * 0.1
+            return (y - self.centre).square().mean()
+    """
+    body = USUAL.replace("s.track", "loss = s.once(Centred)\ns.track")
+    body = body.replace("nn.functional.mse_loss(net(x), y)", "loss(net(x))")
+    warned(run(body, parts), "Centred.centre changes in each step, and its module is not tracked")
+
+
+GENERATORS = {
+    "torch": ("torch.Generator().manual_seed(0)", "torch.randn(x.shape, generator=noise)"),
+    "numpy": (
+        "__import__('numpy').random.default_rng(0)",
+        "torch.from_numpy(noise.standard_normal(tuple(x.shape))).float()",
+    ),
+    "old numpy": (
+        "__import__('numpy').random.RandomState(0)",
+        "torch.from_numpy(noise.standard_normal(tuple(x.shape))).float()",
+    ),
+    "python": ("__import__('random').Random(0)", "noise.random()"),
+}
+
+
+@pytest.mark.parametrize("kind", GENERATORS)
+def test_a_generator_of_the_programs_own_is_healed(run: Program, kind: str) -> None:
+    """It could not be tracked. A repeated step drew other numbers, and a replaced rank the first
+    ones again."""
+    made, draw = GENERATORS[kind]
+    body = USUAL.replace("s.track(", f"noise = s.once(lambda: {made})\ns.track(noise=noise, ")
+    body = body.replace("net(x)", f"net(x + 0.1 * {draw})").replace("steps=4", "steps=8") + WEIGHTS
+    ends = []
+    for fault in ("", "kill:rank=1,step=3,phase=update", "exception:rank=1,step=5,phase=backward"):
+        done = run(body, inject=fault)
+        assert done.returncode == 0, done.stderr[-4000:]
+        assert "changed between" not in done.stderr and "drawn from" not in done.stderr
+        ends.append({line for line in done.stdout.splitlines() if line.startswith("weights")})
+    assert ends[0] == ends[1] == ends[2] and len(ends[0]) == 1
+
+
+@pytest.mark.parametrize("kind", ["torch", "numpy", "old numpy"])
+def test_a_generator_that_is_not_tracked_is_told(run: Program, kind: str) -> None:
+    made, draw = GENERATORS[kind]
+    body = USUAL.replace("s.track(", f"noise = s.once(lambda: {made})\ns.track(")
+    warned(run(body.replace("net(x)", f"net(x + 0.1 * {draw})")), "is drawn from and not tracked")
+
+
+def test_an_optimizer_that_is_not_tracked_is_told(run: Program) -> None:
+    warned(
+        run(USUAL.replace(", opt=opt)", ")")), "trained by an optimizer that is not tracked (SGD)"
+    )
+
+
+@pytest.mark.parametrize(
+    ("what", "use", "words"),
+    [
+        ("torch.optim.lr_scheduler.StepLR, opt, 2", "part.step()", "StepLR"),
+        ("torch.optim.lr_scheduler.ReduceLROnPlateau, opt", "part.step(1.0)", "ReduceLROnPlateau"),
+        ("torch.optim.swa_utils.AveragedModel, model", "part.update_parameters(model)", "Averaged"),
+        ("torch.amp.GradScaler, 'cpu'", "part.scale(x)", "GradScaler"),
+    ],
+    ids=["schedule", "plateau", "average", "scaler"],
+)
+@pytest.mark.parametrize("tracked", [False, True])
+def test_what_goes_with_an_optimizer_and_is_not_tracked_is_told(
+    run: Program, what: str, use: str, words: str, tracked: bool
+) -> None:
+    """It was told of one step after a rank had been replaced, which had begun with a new one."""
+    body = USUAL.replace("s.track", f"part = s.once({what})\ns.track") + f"        {use}\n"
+    if tracked:
+        told_nothing(run(body.replace("opt=opt)", "opt=opt, part=part)")))
+    else:
+        done = run(body)
+        warned(done, f"{words}")
+        warned(done, "belongs to the training and is not tracked")
+
+
+COPIES = {
+    "list": ("[p.detach().clone() for p in model.parameters()]", "average"),
+    "dict": ("{k: v.clone() for k, v in model.state_dict().items()}", "average.values()"),
+    "module": ("__import__('copy').deepcopy(model)", "average.parameters()"),
+}
+
+
+@pytest.mark.parametrize("kind", COPIES)
+def test_averages_in_a_copy_that_is_not_tracked_are_told(run: Program, kind: str) -> None:
+    """They were not healed, and a replaced rank began with new ones without a word."""
+    made, values = COPIES[kind]
+    body = USUAL.replace("s.track", f"average = s.once(lambda: {made})\ns.track")
+    body += "        with torch.no_grad():\n"
+    body += f"            for one, now in zip({values}, model.parameters()):\n"
+    body += "                one.lerp_(now, 0.1)\n"
+    warned(
+        run(body), "the parameters' shapes and nearly their values is written to and not tracked"
+    )
+
+
+@pytest.mark.parametrize("kind", COPIES)
+@pytest.mark.parametrize("once", [False, True])
+def test_a_copy_that_the_function_makes_of_the_weights_is_told(
+    run: Program, kind: str, once: bool
+) -> None:
+    """A reference was made anew after a fault, of weights that had been trained meanwhile."""
+    made = f"s.once(lambda: {COPIES[kind][0]})" if once else COPIES[kind][0]
+    body = USUAL.replace("net =", f"average = {made}\nnet =")
+    warned(run(body), "a copy of the weights")
+
+
+def test_a_copy_that_is_made_before_track_in_the_function_is_told_after_a_fault(
+    run: Program,
+) -> None:
+    body = USUAL.replace("s.track", f"average = {COPIES['module'][0]}\ns.track")
+    warned(run(body, inject="exception:rank=0,step=2,phase=backward"), "a copy of the weights")
+
+
+def test_a_copy_that_is_made_where_the_model_is_built_is_not_told(run: Program) -> None:
+    body = USUAL.replace("s.track", f"average = s.once(lambda: {COPIES['module'][0]})\ns.track")
+    told_nothing(run(body))
+    done = run(body, inject="exception:rank=0,step=2,phase=backward")
+    assert done.returncode == 0 and "a copy of the weights" not in done.stderr, done.stderr
+
+
+def test_what_was_built_before_the_call_and_is_not_tracked_is_told(run: Program) -> None:
+    """Python's collector did not list it, and so it was not looked at."""
+    parts = """
+    MODEL, OPT = build()
+    SCHEDULE = torch.optim.lr_scheduler.StepLR(OPT, 2)
+    AVERAGE = __import__("copy").deepcopy(MODEL)
+    """
+    body = (
+        USUAL.replace("s.once(build)", "MODEL, OPT")
+        + """\
+        SCHEDULE.step()
+        with torch.no_grad():
+            for one, now in zip(AVERAGE.parameters(), model.parameters()):
+                one.lerp_(now, 0.1)
+    """.replace("\n    ", "\n")
+    )
+    done = run(body, parts)
+    warned(done, "StepLR belongs to the training and is not tracked")
+    warned(done, "a Linear with the parameters' shapes and nearly their values is written to")
+
+
+def test_copies_that_are_no_averages_are_not_told(run: Program) -> None:
+    parts = """
+    def more(model):
+        begun = [p.detach().clone() for p in model.parameters()]
+        return begun, [torch.zeros_like(p) for p in model.parameters()]
+    """
+    body = USUAL.replace("s.track", "begun, sums = s.once(more, model)\ns.track")
+    body = body.replace(
+        "    with s.update",
+        "    for a, p in zip(sums, model.parameters()): a.add_(p.grad)\n    with s.update",
+    )
+    told_nothing(run(body + "        [one.zero_() for one in sums]\n", parts))
+
+
+def test_a_schedule_made_of_several_is_tracked_as_a_whole(run: Program) -> None:
+    parts = """
+    def build_all():
+        model, opt = build()
+        rates = torch.optim.lr_scheduler
+        two = [rates.ConstantLR(opt), rates.StepLR(opt, 2)]
+        return model, opt, rates.SequentialLR(opt, two, [2])
+    """
+    body = USUAL.replace("model, opt = s.once(build)", "model, opt, part = s.once(build_all)")
+    told_nothing(
+        run(body.replace("opt=opt)", "opt=opt, part=part)") + "        part.step()\n", parts)
+    )
+
+
+def test_an_optimizer_of_what_is_not_tracked_is_told_nothing(run: Program) -> None:
+    """A critic that is thrown away, say."""
+    other = """
+    other = torch.optim.SGD([torch.zeros(1, requires_grad=True)], 0.1)
+"""
+    body = USUAL.replace("net = s.ddp(model)", "net = s.ddp(model)" + dedent(other).rstrip())
+    told_nothing(run(body + "    other.step()\n"))
+
+
+def test_parameters_that_the_optimizer_gets_later_are_told(run: Program) -> None:
+    """A replaced rank is built without them: its state would not fit at the first fault."""
+    more = "if s.step == 2:\n        opt.add_param_group({'params': [torch.zeros(1)]})"
+    warned(run(USUAL + f"    {more}\n"), "opt was given parameters after s.track")
+
+
+@pytest.mark.parametrize(
+    ("more", "words"),
+    [
+        ("model.extra = nn.Parameter(torch.zeros(1))", "model.extra came after s.track"),
+        ("model.part = nn.Linear(2, 2)", "model.part.weight, model.part.bias came after s.track"),
+    ],
+)
+def test_parameters_that_the_model_gets_later_are_told(run: Program, more: str, words: str) -> None:
+    """The training ended at the first fault, with nothing said before."""
+    warned(run(USUAL + f"    if s.step == 2:\n        {more}\n"), words)
+
+
+def test_a_parameter_in_the_place_of_another_is_told_nothing(run: Program) -> None:
+    more = "if s.step == 2:\n        model.bias = nn.Parameter(model.bias.detach().clone())\n"
+    more += "        net = s.ddp(model)\n        opt.param_groups[0]['params'][1] = model.bias"
+    done = run(USUAL + f"    {more}\n")
+    assert "came after" not in done.stderr

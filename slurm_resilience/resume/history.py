@@ -12,6 +12,7 @@ import re
 import zlib
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 import msgspec
 
@@ -61,7 +62,8 @@ class PastAttempt(msgspec.Struct, frozen=True):
     next_way: str = ""
     """The way on if a node failed now, in words; empty: not known."""
     next_nodes: tuple[str, ...] = ()
-    """Those that the next attempt is to have, while it is prepared."""
+    """Those that the next attempt is to have, or that a living step goes on with: they are claimed
+    before the job has them, or a step of its own is seen there."""
 
     @property
     def lost(self) -> str:
@@ -175,8 +177,8 @@ class AttemptHistory:
         self._write()
 
     def takes(self, nodes: tuple[str, ...]) -> None:
-        """Note the nodes that the next attempt is to have; none: it has no way yet."""
-        if nodes != self.attempts[-1].next_nodes:
+        """Note the nodes with which the srun goes on; none: it has no way yet."""
+        if self.attempts and nodes != self.attempts[-1].next_nodes:
             self.attempts[-1] = msgspec.structs.replace(self.attempts[-1], next_nodes=nodes)
             self._write()
 
@@ -308,11 +310,23 @@ def read_all(directory: Path, job: int) -> list[list[PastAttempt]]:
     return [attempts for path in paths if (attempts := read(path))]
 
 
-def nodes_of_others(
+class OtherSrun(NamedTuple):
+    """Another supervised srun of a job."""
+
+    supervisor: int
+    """Its process number."""
+    nodes: tuple[str, ...]
+    """Those of its last attempt, and those that it claims."""
+    next_nodes: tuple[str, ...]
+    """Those that it claims."""
+    started: float
+    """When its last attempt did, seconds since the epoch."""
+
+
+def other_sruns(
     base: Path, uid: int, supervisor: int, run: tuple[int, int], lives: Callable[[int], bool]
-) -> frozenset[str]:
-    """Return the nodes of a job's other supervised sruns: of their last attempts, and those that
-    the next ones are to have.
+) -> tuple[OtherSrun, ...]:
+    """Return a job's other supervised sruns, with their nodes.
 
     Slurm shows no step of theirs between two attempts. Only those are known that were started in
     the same directory, and on this machine.
@@ -326,17 +340,19 @@ def nodes_of_others(
     """
     job, restarts = run
     name = re.compile(rf"job-{job}-[0-9a-f]{{8}}-(\d{{1,10}}){re.escape(SUFFIX)}")
-    nodes: set[str] = set()
+    others: list[OtherSrun] = []
     for folder in (base / FOLDER / str(uid), base / f"{FOLDER}-{uid}" / str(uid)):
         with contextlib.suppress(OSError):
-            for path in folder.iterdir():
+            for path in sorted(folder.iterdir()):
                 found = name.fullmatch(path.name)
                 if found is None or int(found[1]) == supervisor or not lives(int(found[1])):
                     continue
                 attempts = read(path)
                 if attempts and attempts[-1].restarts == restarts:
-                    nodes.update(attempts[-1].nodes, attempts[-1].next_nodes)
-    return frozenset(nodes)
+                    last = attempts[-1]
+                    nodes = (*last.nodes, *last.next_nodes)
+                    others.append(OtherSrun(int(found[1]), nodes, last.next_nodes, last.started))
+    return tuple(others)
 
 
 def _spent(past: PastAttempt) -> SpentAttempt:

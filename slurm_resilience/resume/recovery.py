@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Callable, Iterable, Mapping
-from contextlib import AbstractContextManager
+from collections.abc import Iterable, Mapping
 
 import msgspec
 
@@ -20,7 +18,6 @@ from slurm_resilience.resume.decide.budgets import (
 )
 from slurm_resilience.resume.decide.classify import Cause, Ending
 from slurm_resilience.resume.decide.plan import NO_WAY_ON, Plan, PlanFacts, plan
-from slurm_resilience.resume.history import nodes_of_others
 from slurm_resilience.slurm.companion_job import per_node_words
 from slurm_resilience.slurm.hostlists import fold
 from slurm_resilience.wire.messages import AttemptEnded, LeftNode, NodeVerdict
@@ -30,10 +27,6 @@ SUSPECT_SECONDS = 10.0
 
 SUSPENDED_LOOK_SECONDS = 5.0
 """Between two looks whether a suspended job runs again."""
-
-TURN_SECONDS = 5.0
-"""Until nodes are chosen though another supervised srun of the job is choosing: it may hang."""
-TURN_LOOK_SECONDS = 0.02
 
 
 class NextAttempt(msgspec.Struct, frozen=True):
@@ -53,16 +46,13 @@ class Recovery:
         context: SupervisorContext,
         step_size: int,
         min_nodes: int = 0,
-        takes: Callable[[tuple[str, ...]], None] = lambda _: None,
     ) -> None:
         """
         Args:
             context: of the supervised srun.
             step_size: nodes that the step needs.
             min_nodes: it may go on with so few; 0: with no fewer.
-            takes: tells the job's other supervised sruns which of its nodes are to be used.
         """
-        self._takes = takes
         self._min_nodes = min_nodes
         self._context = context
         self.step_size = step_size
@@ -272,25 +262,22 @@ class Recovery:
     def _choose(
         self, cause: Cause, history: tuple[Ending, ...], swap_failed: str, doubtful: set[str]
     ) -> Plan:
-        """Choose the way on, and take its nodes, while no other supervised srun of the job does:
-        two that lose nodes in one moment would both take the same spare."""
-        context = self._context
-        with self._turn():
+        """Choose the way on, and claim its nodes: two supervised sruns of the job that lose nodes
+        in one moment would both take the same spare."""
+        context, allocation = self._context, self._context.allocation
+        own = allocation.own_nodes
+
+        def decide() -> tuple[Plan, tuple[str, ...]]:
+            if allocation.claims.are_shared:
+                allocation.look()
             facts = self._facts(swap_failed, doubtful)
             chosen = plan(cause, facts, history, context.limits)
-            self._takes(chosen.nodes)
-        return chosen
+            if chosen.kind in ("requeue", "stop"):
+                return chosen, ()
+            left = {*cause.nodes, *chosen.leave}
+            return chosen, chosen.nodes or tuple(name for name in own if name not in left)
 
-    def _turn(self) -> AbstractContextManager[object]:
-        context = self._context
-        until = context.clock.monotonic() + TURN_SECONDS
-        while True:
-            turn = context.host_calls.take_turn(context.allocation.id)
-            if turn is not None:
-                return turn
-            stopped = context.clock.wait(context.allocation.user_stop, TURN_LOOK_SECONDS)
-            if stopped or context.clock.monotonic() > until:
-                return contextlib.nullcontext()
+        return allocation.claims.choose(decide, own)
 
     def _facts(self, swap_failed: str, doubtful: Iterable[str] = ()) -> PlanFacts:
         facts = self._context.allocation.facts(self.step_size, swap_failed)
@@ -299,26 +286,7 @@ class Recovery:
             input_lost=self._context.standard_input.lost,
             min_nodes=self._min_nodes,
             left_nodes=(*facts.left_nodes, *doubtful),
-            busy_nodes=(*facts.busy_nodes, *self._nodes_of_others(facts)),
         )
-
-    def _nodes_of_others(self, facts: PlanFacts) -> tuple[str, ...]:
-        """Return the nodes of the job that its other supervised sruns have.
-
-        They may have lost a node at the same time: then Slurm shows no step of theirs, and each
-        would take what the other goes on with.
-        """
-        context, job = self._context, self._context.allocation.job
-        machine = context.host_calls
-        others = nodes_of_others(
-            machine.working_directory(),
-            machine.uid,
-            machine.pid,
-            (job.id, job.restarts),
-            machine.lives,
-        )
-        known = {*facts.own_nodes, *facts.busy_nodes}
-        return tuple(name for name in job.nodes if name in others and name not in known)
 
     def _adds_doubts(self, chosen: Plan, nodes: tuple[str, ...], doubtful: set[str]) -> bool:
         """Ask about spares before they are used: they may have died with the node that was lost.

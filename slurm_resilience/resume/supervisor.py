@@ -157,6 +157,7 @@ class Supervisor:
             self._fence.history_folder, job.id, restarts, command.argv, host_calls.pid
         )
         target.keep = self._history.aims_at
+        self._allocation.claims.share(self._history, host_calls)
         self._keeps_history = False
         """The job is requeued, and its next start goes on from here."""
 
@@ -324,7 +325,7 @@ class Supervisor:
     def _recovery(self) -> Recovery:
         from slurm_resilience.resume.recovery import Recovery  # late: as above
 
-        return Recovery(self._context, self._step_size, self._min_nodes, self._history.takes)
+        return Recovery(self._context, self._step_size, self._min_nodes)
 
     def _end_tasks_left(self) -> None:
         """Have no task of the last attempt run beside the next one.

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import threading
 from collections.abc import Callable
 from types import SimpleNamespace
@@ -10,9 +9,11 @@ from typing import Any
 
 import pytest
 
+from slurm_resilience.clock import SYSTEM_CLOCK
 from slurm_resilience.config import ResumeSettings
 from slurm_resilience.errors import SlurmError, SlurmUnreachable
 from slurm_resilience.resume import recovery as recovery_module
+from slurm_resilience.resume.allocation.claims import NodeClaims
 from slurm_resilience.resume.allocation.requeue import requeue
 from slurm_resilience.resume.decide.classify import Cause, Ending
 from slurm_resilience.resume.decide.plan import Plan
@@ -20,17 +21,17 @@ from slurm_resilience.resume.recovery import Recovery
 
 PAUSED = Plan("relaunch", "again", pause=20.0, avoid=("n2",))
 
-ALONE: Any = SimpleNamespace(take_turn=lambda _: contextlib.nullcontext())
-"""A machine on which no other srun of the job is supervised."""
-
 
 class Job:
     """A job whose state changes when the supervisor waits."""
+
+    own_nodes = ("n1", "n2")
 
     def __init__(self, state: str = "RUNNING") -> None:
         self.id, self.state, self.waited = 7, state, 0.0
         self.job = SimpleNamespace(is_batch=True, requeue=True, state=state)
         self.user_stop = threading.Event()
+        self.claims = NodeClaims((7, 0), SYSTEM_CLOCK, self.user_stop)
         self.suspects: set[str] = set()
         self.left_nodes: set[str] = set()
         self.patience = 60.0
@@ -58,7 +59,7 @@ class Job:
 
 
 def recovery_of(job: Job) -> Recovery:
-    context: Any = SimpleNamespace(allocation=job, clock=job, host_calls=ALONE)
+    context: Any = SimpleNamespace(allocation=job, clock=job)
     return Recovery(context, 2)
 
 
@@ -198,7 +199,6 @@ def planned_again(job: Job, monkeypatch: pytest.MonkeyPatch) -> tuple[list[str],
         limits=ResumeSettings(),
         link=quiet,
         events=quiet,
-        host_calls=ALONE,
     )
     recovery = Recovery(context, 2)
     monkeypatch.setattr(recovery_module, "plan", lambda *_: Plan("swap", "an exchange", take=1))

@@ -13,6 +13,7 @@ from slurm_resilience.cli.simulate import simulate as command
 from slurm_resilience.errors import UsageError
 from slurm_resilience.resume import evidence, fence, recovery, report, supervisor
 from slurm_resilience.resume.allocation.allocation import Allocation
+from slurm_resilience.resume.allocation.claims import NodeClaims
 from slurm_resilience.resume.decide import plan
 from slurm_resilience.resume.decide.budgets import ends_without_cause
 from slurm_resilience.resume.decide.classify import NO_STEPS
@@ -41,6 +42,7 @@ from slurm_resilience.simulate.resume.resume_rules import (
 from slurm_resilience.simulate.resume.resume_simulation import (
     COMPANION_SEED,
     PAIR_SEED,
+    SHARED_SEED,
     simulate_resume,
 )
 from slurm_resilience.simulate.resume.sim_companions import SimCompanions
@@ -48,6 +50,7 @@ from slurm_resilience.simulate.resume.sim_job_slurm import SimJobSlurm
 from slurm_resilience.slurm import companion_job
 
 RUNS = 200
+SHARED_RUNS = 60
 MOST_RUNS = 1000
 """In which a broken rule must be found."""
 Kind = ResumeFault
@@ -182,6 +185,14 @@ ONCE_BROKEN = (
     2000930765,
     # Words of a task's own srun, in a step that a node was left of, just before it ended well.
     301051319,
+    # Two sruns of a job took the node that one of them had just got in exchange.
+    *(SHARED_SEED + 16, SHARED_SEED + 31),
+    # A living step claimed no node, and took those of an srun between two attempts.
+    *(SHARED_SEED + 2, SHARED_SEED + 5),
+    # A job's nodes were given back as they had been, without another srun's new one.
+    *(SHARED_SEED + 22, SHARED_SEED + 71),
+    # A lost node came back as another srun's, and was given back, or taken by a living step.
+    *(SHARED_SEED + 275, SHARED_SEED + 277),
 )
 """Seeds that broke a rule."""
 
@@ -405,6 +416,22 @@ MUTATIONS: dict[str, tuple[ResumeRule, tuple[ResumeFault, ...], tuple[Patch, ...
         (Kind.INTERRUPT,),
         ((hang_rule, "learn_limit", lambda _, floor: floor),),
     ),
+    "nodes are claimed when the job has them": (
+        ResumeRule.CLAIM,
+        (),
+        ((NodeClaims, "add", nothing),),
+    ),
+    "a claim is not written": (ResumeRule.CLAIM, (), ((NodeClaims, "_take", nothing),)),
+    "claims of others are not read": (
+        ResumeRule.CLAIM,
+        (),
+        ((NodeClaims, "others", lambda _: frozenset()),),
+    ),
+    "nodes are given back of a job as it was": (
+        ResumeRule.CLAIM,
+        (),
+        ((Allocation, "look", lambda self: self.job.state),),
+    ),
     "a node whose slurmd is away is tried again": (
         ResumeRule.LAUNCH,
         (Kind.SLURMD_AWAY,),
@@ -430,8 +457,12 @@ FIRST_RUNS = {
     "srun's own end of a step is a person's": 59,
     "a node is named before the program goes on": 476,
     "a program with a bug is started for ever": 6,
+    "nodes are claimed when the job has them": 16,
+    "a claim is not written": 16,
+    "nodes are given back of a job as it was": 6,
 }
 """The first run that showed a mutation, for those that few runs show."""
+FIRST_SEEDS = {ResumeRule.COMPANION: PAIR_SEED, ResumeRule.CLAIM: SHARED_SEED}
 
 
 @pytest.mark.parametrize("name", MUTATIONS)
@@ -439,7 +470,7 @@ def test_a_broken_supervisor_is_found(name: str, monkeypatch: pytest.MonkeyPatch
     rule, kinds, patches = MUTATIONS[name]
     for owner, attribute, mutant in patches:
         monkeypatch.setattr(owner, attribute, mutant)
-    first = PAIR_SEED if rule is ResumeRule.COMPANION else 0
+    first = FIRST_SEEDS.get(rule, 0)
     first += FIRST_RUNS.get(name, 0)
     assert rule in (broken(first + seed, kinds) for seed in range(MOST_RUNS))
 
@@ -447,6 +478,12 @@ def test_a_broken_supervisor_is_found(name: str, monkeypatch: pytest.MonkeyPatch
 def test_companions_are_among_the_runs() -> None:
     runs = [simulate_resume(COMPANION_SEED + seed) for seed in range(20)]
     assert sum(run.companions for run in runs) > 5
+
+
+def test_sruns_that_share_a_job_take_no_node_twice() -> None:
+    runs = [simulate_resume(SHARED_SEED + seed) for seed in range(SHARED_RUNS)]
+    assert sum(run.attempts for run in runs) > 3 * SHARED_RUNS
+    assert sum(run.joins for run in runs) > SHARED_RUNS // 3
 
 
 def test_every_rule_can_be_broken() -> None:

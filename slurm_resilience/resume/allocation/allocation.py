@@ -11,6 +11,7 @@ import msgspec
 from slurm_resilience.clock import Clock, SystemClock
 from slurm_resilience.errors import NotFound, SlurmError, SresError
 from slurm_resilience.model import Job, Node
+from slurm_resilience.resume.allocation.claims import NodeClaims
 from slurm_resilience.resume.allocation.slurmctld_wait import ask_patiently
 from slurm_resilience.resume.decide.plan import PlanFacts
 from slurm_resilience.resume.elastic.elastic_size import ElasticSize
@@ -95,8 +96,9 @@ class Allocation:
         self.client = client
         self.job = job
         self.user_stop = user_stop
-        self._first_nodes = job.nodes
-        self._restarts = job.restarts
+        self._first = job
+        self.claims = NodeClaims((job.id, job.restarts), self.clock, user_stop)
+        """Nodes that the job's other supervised sruns have, or may not take."""
         self.patience = patience
         """Seconds for which slurmctld may be away."""
         self._permits_expansion = permits_expansion
@@ -125,7 +127,7 @@ class Allocation:
     @property
     def changed(self) -> bool:
         """The job's nodes are no longer those that it started with."""
-        return set(self.job.nodes) != set(self._first_nodes)
+        return set(self.job.nodes) != set(self._first.nodes)
 
     def refresh(self) -> str:
         """Read the job again; return its state.
@@ -140,7 +142,7 @@ class Allocation:
             job = self._ask_patiently(self.job.id)
         except NotFound:
             return ""
-        if job.restarts != self._restarts:
+        if job.restarts != self._first.restarts:
             return ""
         self.job = job
         return job.state
@@ -152,13 +154,24 @@ class Allocation:
 
     def state_now(self) -> str:
         """Return the job's state by one look; the last known one where Slurm does not answer."""
+        return self._look()[0]
+
+    def look(self) -> str:
+        """Return the job's state as `state_now`, and read its nodes: another srun of it may have
+        changed them. Those of a job that does not run stay as they are."""
+        state, job = self._look()
+        if job is not None and state in ("RUNNING", "SUSPENDED"):
+            self.job = job
+        return state
+
+    def _look(self) -> tuple[str, Job | None]:
         try:
             job = self.client.job(self.job.id)
         except NotFound:
-            return ""
+            return "", None
         except SresError:
-            return self.job.state
-        return job.state if job.restarts == self._restarts else ""
+            return self.job.state, None
+        return (job.state, job) if job.restarts == self._first.restarts else ("", None)
 
     def addresses(self) -> dict[str, str]:
         """Return the address of every node of the cluster; empty when Slurm does not answer."""
@@ -221,7 +234,7 @@ class Allocation:
         """
         nodes = self._read_table()
         has_gres = bool(self.job.gres) or any(
-            nodes[name].gres for name in {*self.job.nodes, *self._first_nodes} if name in nodes
+            nodes[name].gres for name in {*self.job.nodes, *self._first.nodes} if name in nodes
         )
         return PlanFacts(
             # The user keeps the step off the others; the batch script may have one of them.
@@ -236,7 +249,7 @@ class Allocation:
             living_nodes=living_nodes,
             seconds_left=self.job.seconds_left,
             own_nodes=self.own_nodes,
-            busy_nodes=tuple(sorted(self._busy_nodes() - set(living_nodes))),
+            busy_nodes=tuple(sorted(self._busy_nodes(living_nodes or self.own_nodes))),
             companions=tuple(companion.nodes for companion in self.companions.held),
             companion_obstacle=self.companions.obstacle,
             domains=self._domains(),
@@ -280,17 +293,20 @@ class Allocation:
         others = [s for s in steps if s.step.isdecimal() and s.step not in self.own_steps]
         return {name for step in others for name in step.nodes} & set(names)
 
-    def _busy_nodes(self) -> set[str]:
-        """Return the nodes that other steps of the job use.
+    def _busy_nodes(self, own: tuple[str, ...]) -> set[str]:
+        """Return the nodes that other steps of the job use, or other supervised sruns go on with.
 
-        Nodes that our own step had are none of them: it shared those before.
+        Args:
+            own: nodes that our own step has, which are none of them: it shared those before.
         """
         if not self.own_nodes:
-            return set()
-        try:
-            return self.used_by_others(set(self.job.nodes) - set(self.own_nodes))
-        except SresError:
-            return set()  # the others' steps would only make this one wait
+            return set()  # nothing is known of our own step yet
+        shown: set[str] = set()
+        free = set(self.job.nodes) - set(own)
+        with contextlib.suppress(SresError):  # the others' steps would only make this one wait
+            shown = self.used_by_others(free)
+        # They may have lost a node at the same time: then Slurm shows no step of theirs.
+        return shown | (self.claims.others() & free)
 
     def bad(self, names: Iterable[str]) -> dict[str, str]:
         """Return those of ``names`` that Slurm shows as no longer usable, with the reason."""

@@ -38,10 +38,29 @@ def shrink(allocation: Allocation, leave: Sequence[str]) -> None:
         SlurmError: Slurm refuses.
         NotFound: the job is over, or another run of it has begun, whose nodes are not ours to give.
     """
-    gone = {name for name in leave if name in allocation.nodes}
+    if not set(leave) & set(allocation.nodes):
+        return
+    with allocation.claims.turn():
+        try:
+            _keep_others(allocation, leave)
+        except SlurmUnreachable:
+            raise
+        except SlurmError:
+            before = allocation.nodes
+            allocation.look()
+            if allocation.nodes == before:
+                raise
+            # Slurm had taken a node that was to be kept out of the job meanwhile.
+            _keep_others(allocation, leave)
+
+
+def _keep_others(allocation: Allocation, leave: Sequence[str]) -> None:
+    # Another srun of the job may have got nodes since it was read.
+    if not allocation.look():
+        raise NotFound(f"job {allocation.id} is over, or was requeued")
+    gone = {*leave} & {*allocation.nodes} - allocation.claims.taken_anew()
     if gone:
         keep = [name for name in allocation.nodes if name not in gone]
-        _check_own_run(allocation)
         allocation.client.shrink(allocation.id, keep)
 
 
@@ -103,8 +122,10 @@ def grow(
         if allocation.refresh() not in ("RUNNING", "SUSPENDED"):
             raise NotFound(f"job {allocation.id} is over")
     helper, added = taken
-    with _given_up_on_error(client, helper):
+    with allocation.claims.turn(), _given_up_on_error(client, helper):
         _check_own_run(allocation)
+        # Before the job has them: another srun of it would take them for nodes to spare.
+        allocation.claims.add(added)
         client.merge(helper, allocation.id)
     return allocation.in_slurms_order(added)
 

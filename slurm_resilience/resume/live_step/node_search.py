@@ -15,7 +15,7 @@ from slurm_resilience.resume import report
 from slurm_resilience.resume.allocation import swap
 from slurm_resilience.resume.context import SupervisorContext
 from slurm_resilience.resume.decide.classify import Cause
-from slurm_resilience.resume.decide.plan import Plan, plan
+from slurm_resilience.resume.decide.plan import Plan, PlanFacts, plan
 from slurm_resilience.resume.live_step.live_events import FoundNodes, StartSearch
 
 T = TypeVar("T")
@@ -111,8 +111,14 @@ def replace_nodes(
         if ask_until_answered(context, allocation.refresh, others_go_on, stop) != "RUNNING":
             return FoundNodes(Plan("stop", "the job is over"))
         ask = partial(allocation.facts, wanted.step_size, failed, wanted.living_nodes)
-        facts = ask_until_answered(context, ask, others_go_on, stop)
-        chosen = plan(cause, facts, (), limits)
+
+        def decide(ask: Callable[[], PlanFacts] = ask) -> tuple[Plan, tuple[str, ...]]:
+            if allocation.claims.are_shared:
+                allocation.look()
+            chosen = plan(cause, ask_until_answered(context, ask, others_go_on, stop), (), limits)
+            return chosen, (*wanted.living_nodes, *chosen.nodes)
+
+        chosen = allocation.claims.choose(decide, wanted.living_nodes)
         if chosen.kind != "join":
             return FoundNodes(chosen)
         try:

@@ -11,6 +11,7 @@ from slurm_resilience.simulate.resume.resume_rules import BrokenResumeRule
 from slurm_resilience.simulate.resume.resume_simulation import (
     COMPANION_SEED,
     PAIR_SEED,
+    SHARED_SEED,
     simulate_resume,
 )
 from slurm_resilience.simulate.schedule import StandsStill
@@ -19,6 +20,9 @@ COMPANION_SHARE = 5
 """One in so many runs is of a job that needs a second allocation."""
 PAIR_SHARE = 3 * COMPANION_SHARE
 """One in so many is of one that needs such an allocation of two nodes."""
+
+SHARED_SHARE = 10
+"""One in so many is of several sruns in one job."""
 
 
 class ResumeFigures(msgspec.Struct):
@@ -53,6 +57,8 @@ def run_sruns(seed: int, runs: int) -> ResumeFigures:
         # Else few jobs lose a node and can have a second allocation for it.
         if number % COMPANION_SHARE == 0 and number < COMPANION_SEED:
             number += PAIR_SEED if number % PAIR_SHARE == 0 else COMPANION_SEED
+        elif number % SHARED_SHARE == 1 and number < COMPANION_SEED:
+            number += SHARED_SEED
         try:
             run = simulate_resume(number)
         except (BrokenResumeRule, StandsStill) as error:

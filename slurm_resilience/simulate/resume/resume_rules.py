@@ -32,6 +32,7 @@ class ResumeRule(enum.StrEnum):
     PERSON = "nothing is started again after a person has ended it"
     STRANGER = "no end is taken for a person's, who did nothing"
     SPARES = "a spare is used once, and before the job is given up"
+    CLAIM = "no two sruns of a job take one node"
     LAUNCH = "a node whose slurmd is away is left where there is a spare"
     SEAT = "a lost seat is filled once"
     HELPERS = "each helper allocation is merged or given back"

@@ -43,6 +43,7 @@ from slurm_resilience.simulate.resume.resume_rules import (
 )
 from slurm_resilience.simulate.resume.resume_state import SiteSettings, TrainedProgram
 from slurm_resilience.simulate.resume.resume_world import ResumeWorld, SupervisorGone
+from slurm_resilience.simulate.resume.shared_job import SharedOutcome, simulate_shared
 from slurm_resilience.simulate.resume.sim_job_slurm import SimJobSlurm
 from slurm_resilience.simulate.resume.sim_link import SimLink
 from slurm_resilience.simulate.resume.sim_nodes import NodeContact, SimNode
@@ -64,6 +65,8 @@ COMPANION_SEED = 1_000_000_000
 """Runs from this seed on are of a job that loses a node early, and can have a companion."""
 PAIR_SEED = 2_000_000_000
 """Runs from this seed on are of such a job that loses two nodes at once."""
+SHARED_SEED = 3_000_000_000
+"""Runs from this seed on are of several supervised sruns in one job."""
 AFTERWARDS_SECONDS = UNUSED_SECONDS + 100.0
 """For companions to end after the end of a run, and each one after it has got its nodes."""
 ANSWER_SECONDS = 2.0
@@ -530,12 +533,18 @@ class ResumeRun:
         world.end_job("TIMEOUT", requeue=False, word="DUE TO TIME LIMIT")
 
 
+def _outcome_of_shared(run: SharedOutcome) -> SimulatedResume:
+    faults = [ResumeFault.NODE_DIES.value] * run.lost_nodes
+    code = 0 if run.all_done else None
+    return SimulatedResume(run.attempts, 1, faults, run.events, run.joins, 0, code)
+
+
 def simulate_resume(
     seed: int,
     trace: list[str] | None = None,
     kinds: Collection[ResumeFault] = ALWAYS_POSSIBLE,
 ) -> SimulatedResume:
-    """Run one supervised srun.
+    """Run one supervised srun, or several in one job.
 
     Args:
         seed: decides everything.
@@ -548,6 +557,8 @@ def simulate_resume(
     memory = "/dev/shm" if Path("/dev/shm").is_dir() else None
     base = Path(tempfile.mkdtemp(prefix="sres-simulate-", dir=memory))
     try:
+        if seed >= SHARED_SEED:
+            return _outcome_of_shared(simulate_shared(seed, base, trace))
         return ResumeRun(seed, base, trace, kinds).run()
     finally:
         shutil.rmtree(base, ignore_errors=True)

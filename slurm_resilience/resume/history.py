@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import os
 import re
+import threading
 import zlib
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -101,6 +102,8 @@ class AttemptHistory:
         key = f"{zlib.crc32(os.fsencode(chr(0).join(words))):08x}"
         self._prefix = f"job-{job}-{key}-"
         self.attempts: list[PastAttempt] = []
+        self._lock = threading.RLock()
+        """Held while an attempt is changed: the search for a node claims it in its own thread."""
         self._is_behind = False
         """The file could not be written last: the disk was full, or the folder removed."""
 
@@ -156,40 +159,46 @@ class AttemptHistory:
 
     def start(self, number: int, nodes: tuple[str, ...], now: float) -> None:
         """Note that an attempt begins."""
-        self.attempts.append(PastAttempt(number, self._restarts, nodes, now))
-        self._write()
+        with self._lock:
+            self.attempts.append(PastAttempt(number, self._restarts, nodes, now))
+            self._write()
 
     def end(self, ending: Ending, cause: str, step: int, lost_seconds: float | None = None) -> None:
         """Note how the last attempt ended."""
-        self.attempts[-1] = msgspec.structs.replace(
-            self.attempts[-1], ending=ending, cause=cause, step=step, lost_seconds=lost_seconds
-        )
-        self._write()
+        with self._lock:
+            self.attempts[-1] = msgspec.structs.replace(
+                self.attempts[-1], ending=ending, cause=cause, step=step, lost_seconds=lost_seconds
+            )
+            self._write()
 
     def came_back(self, phases: dict[str, float]) -> None:
         """Note how long the way to the running attempt took."""
-        self.attempts[-1] = msgspec.structs.replace(self.attempts[-1], phases=phases)
-        self._write()
+        with self._lock:
+            self.attempts[-1] = msgspec.structs.replace(self.attempts[-1], phases=phases)
+            self._write()
 
     def goes_on_by(self, way: str) -> None:
         """Note what would follow if a node of the running attempt failed."""
-        self.attempts[-1] = msgspec.structs.replace(self.attempts[-1], next_way=way)
-        self._write()
+        with self._lock:
+            self.attempts[-1] = msgspec.structs.replace(self.attempts[-1], next_way=way)
+            self._write()
 
     def takes(self, nodes: tuple[str, ...]) -> None:
         """Note the nodes with which the srun goes on; none: it has no way yet."""
-        if self.attempts and nodes != self.attempts[-1].next_nodes:
-            self.attempts[-1] = msgspec.structs.replace(self.attempts[-1], next_nodes=nodes)
-            self._write()
+        with self._lock:
+            if self.attempts and nodes != self.attempts[-1].next_nodes:
+                self.attempts[-1] = msgspec.structs.replace(self.attempts[-1], next_nodes=nodes)
+                self._write()
 
     def stood_still(self, cause: str, seconds: float) -> None:
         """Note how long nothing stepped in the running attempt, for a fault that it survived."""
-        last = self.attempts[-1]
-        known = last.stopped.get(cause, 0.0)
-        self.attempts[-1] = msgspec.structs.replace(
-            last, stopped=last.stopped | {cause: known + seconds}
-        )
-        self._write()
+        with self._lock:
+            last = self.attempts[-1]
+            known = last.stopped.get(cause, 0.0)
+            self.attempts[-1] = msgspec.structs.replace(
+                last, stopped=last.stopped | {cause: known + seconds}
+            )
+            self._write()
 
     @property
     def target(self) -> AskedSize:
@@ -199,9 +208,10 @@ class AttemptHistory:
 
     def aims_at(self, target: AskedSize) -> None:
         """Note the number of nodes that a person has asked for."""
-        if target.by and target != self.attempts[-1].target:
-            self.attempts[-1] = msgspec.structs.replace(self.attempts[-1], target=target)
-            self._write()
+        with self._lock:
+            if target.by and target != self.attempts[-1].target:
+                self.attempts[-1] = msgspec.structs.replace(self.attempts[-1], target=target)
+                self._write()
 
     def goodput(self) -> Goodput | None:
         """Return where the time went; None: nothing was lost, or no attempt has ended."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import random
 import resource
 import signal
 import threading
@@ -19,6 +20,7 @@ torch = pytest.importorskip("torch", reason="torch is not installed")
 
 import torch.distributed as dist  # noqa: E402
 from ranks import DEADLINE, Ranks  # noqa: E402
+from state_ranks import Life  # noqa: E402
 from torch import nn  # noqa: E402
 from torch.distributed.device_mesh import init_device_mesh  # noqa: E402
 from torch.distributed.fsdp import fully_shard  # noqa: E402
@@ -288,3 +290,32 @@ def test_a_dead_peer_is_not_the_checkpoints_fault(tmp_path: Path) -> None:
     Checkpointer(tmp_path / "c").save(1, {"weights": torch.ones(1000)}, blocking=True)
     with ranks(tmp_path, 2, loads_without_the_last, str(tmp_path / "c")) as run:
         assert "RuntimeError" in run.result(0)
+
+
+def draws_on(rank: int, _: int, group: Any, directory: str) -> list[float]:
+    """As `resilient` does: seed by rank, save at step 3 (or go on from there), and draw."""
+    torch.manual_seed(100 + rank)
+    random.seed(rank)
+    life = Life(rank, checkpointer=Checkpointer(directory, every=3))
+    life.meet()
+    kind = life.track(model=torch.nn.Linear(2, 2))
+    assert kind == ("disk" if Path(directory).joinpath("step-000003").exists() else "fresh")
+    drawn = []
+    while life.healer.progress.step < 5:
+        drawn.append(torch.rand(1).item() + random.random())
+        life.commit()
+    life.healer.close()
+    return drawn
+
+
+@pytest.mark.parametrize("world", [2, 3])
+def test_random_numbers_go_on_from_a_checkpoint(tmp_path: Path, world: int) -> None:
+    """Each rank's own; the numbers of the first steps came once more."""
+    place = str(tmp_path / "checkpoints")
+    with ranks(tmp_path, 2, draws_on, place) as run:
+        first = run.results()
+    with ranks(tmp_path, world, draws_on, place) as run:
+        again = run.results()
+    assert again[:2] == [drawn[-2:] for drawn in first]
+    # One more rank than saved it goes on like the first, as one that a peer heals.
+    assert again[2:] == again[:1] * (world - 2)

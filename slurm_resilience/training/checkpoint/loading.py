@@ -104,14 +104,17 @@ def _load(
     reader = FileSystemReader(catalog.at(step))
     known: dict[str, Any] = {}
     team.together(lambda: known.update(reader.read_metadata().state_dict_metadata))
-    paths = {
-        name: state_tree.own_name(name, team.rank) if name in per_rank else name for name in state
-    }
+    each = {name for name, value in state.items() if state_tree.is_own(name, value, per_rank)}
+    paths = {name: state_tree.own_name(name, team.rank) if name in each else name for name in state}
     for name, path in list(paths.items()):
         if state_tree.TREE + path in known:
             continue
-        if name not in per_rank:
+        if name not in each:
             raise PartFailed(f"it has no {name!r}")
+        first = state_tree.own_name(name, 0)
+        if state_tree.has_successors(state[name]) and state_tree.TREE + first in known:
+            paths[name] = first
+            continue
         log.warning("checkpoint of step %d has no %s for rank %d", step, name, team.rank)
         del paths[name]
     trees = {state_tree.TREE + path: b"" for path in paths.values()}

@@ -67,9 +67,19 @@ def take_apart(
     """
     flat: dict[str, Any] = {}
     for name, value in state.items():
-        path = own_name(name, rank) if name in per_rank else name
+        path = own_name(name, rank) if is_own(name, value, per_rank) else name
         flat[TREE + path] = split(values_of(value, state, name), path, flat)
     return flat
+
+
+def is_own(name: str, value: Any, per_rank: Collection[str]) -> bool:
+    """Tell whether each rank has a value of its own: by its name, or as the value itself says."""
+    return name in per_rank or has_successors(value)
+
+
+def has_successors(value: Any) -> bool:
+    """Tell whether ranks that have saved no such value of their own take that of the first."""
+    return bool(getattr(value, "goes_to_new_ranks", False))
 
 
 def own_name(name: str, rank: int) -> str:

@@ -173,9 +173,10 @@ class Healer:
             )
         elif found.kind == "disk":
             self.progress.dirty = True
-            values = {**tracked.objects}
+            values = self._on_disk(tracked)
             self._options.checkpointer.load(found.step, values, self._disk_group)
-        if found.step == own + 1 and own >= 0 and left_rng is not None:
+        repeats_nothing = found.step == own + 1 and own >= 0
+        if repeats_nothing and found.kind != "disk" and left_rng is not None:
             # The step that was lost is not repeated: what it drew stays drawn.
             rng.write(left_rng)
         self.progress.step = found.step
@@ -285,9 +286,17 @@ class Healer:
             return
         keeper = self._options.checkpointer
         if keeper is not None and keeper.due(step):
-            keeper.save(step, tracked.objects, self._disk_group)
+            keeper.save(step, self._on_disk(tracked), self._disk_group)
         if self._partner is not None and self._partner.due(step):
             self._partner.snapshot(step, tracked)
+
+    def _on_disk(self, tracked: state.Tracked) -> dict[str, Any]:
+        """Return what a checkpoint has: with each rank's random states, as every copy of the state,
+        or the numbers of the first steps would come once more."""
+        objects: dict[str, Any] = {**tracked.objects}
+        if hasattr(self._options.checkpointer, "per_rank"):  # another one may not tell ranks apart
+            objects["random states"] = rng.RandomStates()
+        return objects
 
     # -- certified states ---------------------------------------------------------------------
 

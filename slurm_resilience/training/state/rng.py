@@ -154,3 +154,17 @@ def unpack(packed: dict[str, Any]) -> dict[str, Any]:
     version, numbers, gauss = packed["random"]
     states["random"] = (version, tuple(array("I", numbers)), gauss)
     return states
+
+
+class RandomStates:
+    """This process's random states, as something that is saved and loaded."""
+
+    goes_to_new_ranks = True
+    """Each rank has its own; one more than there were goes on like the first, as one that a peer
+    heals."""
+
+    def state_dict(self) -> dict[str, Any]:
+        return pack(read())
+
+    def load_state_dict(self, packed: dict[str, Any]) -> None:
+        write(unpack(packed))

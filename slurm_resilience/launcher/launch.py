@@ -39,6 +39,8 @@ _PASSED_ON = (signal.SIGUSR1, signal.SIGUSR2)
 _BITS = (flags.STDOUT, flags.STDERR)
 _RETRY_SECONDS = 1.0
 """Seconds until the next attempt when the system refuses a process."""
+_REFUSED_SECONDS = 60.0
+"""It may do so for so long before that counts as one replacement."""
 _LOOK_SECONDS, _MAX_LOOK_SECONDS = 1.0, 30.0
 """Between two looks whether the ranks are in a process group, twice as long each time."""
 _NOT_FOR_RANKS = ("SRES_SECRET", "SRES_SEATS_HERE", HOLD)
@@ -217,8 +219,7 @@ class Launcher:
             try:
                 process = standby or self._start_rank()
             except OSError as error:
-                seat.refused(f"no new process: {error.strerror}")
-                self._vacated(seat, seat.end(1), pause=_RETRY_SECONDS)
+                self._refused(seat, f"no new process: {error.strerror}")
                 return
             origin = process.origin
             for sink in self._children.sinks(process):
@@ -236,6 +237,15 @@ class Launcher:
             say(f"rank {seat.number}: {origin.value} {how}")
         if standby is not None:
             self._standbys.soon()
+
+    def _refused(self, seat: Seat, error: str) -> None:
+        """Try again soon: that the system refuses a process says nothing of the program."""
+        if seat.refused_since is None:
+            say(f"rank {seat.number}: {error}; it is tried again every {_RETRY_SECONDS:g} s")
+        if seat.refused(error) < _REFUSED_SECONDS:
+            self._loop.call_later(_RETRY_SECONDS, self._retry, seat)
+        else:
+            self._vacated(seat, seat.end(1), pause=_RETRY_SECONDS)
 
     def _fork(self, order: ProcessSpec, again: bool) -> Process | None:
         # A first process comes out of it only where it was loaded before it was needed.

@@ -562,3 +562,38 @@ def test_a_line_without_a_stderr_is_lost(monkeypatch: pytest.MonkeyPatch) -> Non
     """As under ``2>&-``: the first fault ended the launcher, and with it the training."""
     monkeypatch.setattr(sys, "stderr", None)
     launch.say("rank 1: SIGKILL")
+
+
+REFUSING = """
+import sys
+from slurm_resilience.launcher import launch
+from slurm_resilience.launcher.main import main
+from slurm_resilience.launcher.processes.process import Process
+
+launch._RETRY_SECONDS, launch._REFUSED_SECONDS = 0.01, float(sys.argv[2])
+start, left = Process.start.__func__, int(sys.argv[1])
+
+
+def refused(cls, *args, **more):
+    global left
+    left -= 1
+    if left >= 0:
+        raise OSError(11, "Resource temporarily unavailable")
+    return start(cls, *args, **more)
+
+
+Process.start = classmethod(refused)
+sys.exit(main(["--standby", "0", "--max-restarts", "3", "--no-python", "true"]))
+"""
+
+
+@pytest.mark.parametrize(("seconds", "code"), [(60, 0), (0, 1)])
+def test_a_refused_process_is_no_failure_of_the_program(seconds: int, code: int) -> None:
+    """Ten seconds without used up all replacements, and ended the training."""
+    words = [sys.executable, "-c", REFUSING, "20", str(seconds)]
+    done = subprocess.run(words, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == code, done.stderr
+    if seconds:
+        assert done.stderr.count("no new process") == 1, done.stderr
+    else:  # one that lasts is told, and counts
+        assert "all that --max-restarts allows" in done.stderr

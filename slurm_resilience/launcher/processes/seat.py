@@ -37,6 +37,8 @@ class Seat:
         self.done = False
         self.ends: deque[ProcessEnd] = deque(maxlen=rules.replacements + 2)
         self.since = 0.0
+        self.refused_since: float | None = None
+        """Since when the system refuses the seat a process; None: it does not."""
         self.place = self.error = self.evicted = ""
         self.stage = TrainingStage.BEFORE
         self.logs: Path | None = None
@@ -44,6 +46,7 @@ class Seat:
     def sit(self, process: Process, incarnation: int) -> None:
         self.process, self.incarnation = process, incarnation
         self.since = SYSTEM_CLOCK.monotonic()
+        self.refused_since = None
         self.place = self.error = self.evicted = ""
         self.stage = TrainingStage.BEFORE
 
@@ -56,11 +59,18 @@ class Seat:
         """Note that the process was ended together with all others: that is no failure of it."""
         self.process = None
 
-    def refused(self, error: str) -> None:
-        """Note that no process could take the seat."""
-        self.since = SYSTEM_CLOCK.monotonic()
+    def refused(self, error: str) -> float:
+        """Note that no process could take the seat.
+
+        Returns:
+            Seconds for which that is so.
+        """
+        now = SYSTEM_CLOCK.monotonic()
+        if self.refused_since is None:
+            self.since = self.refused_since = now
         self.place, self.error, self.evicted = "", error, ""
         self.stage = TrainingStage.BEFORE
+        return now - self.refused_since
 
     def end(self, code: int, *, is_complete: bool = False) -> ProcessEnd:
         """Note how its process ended.
@@ -81,5 +91,5 @@ class Seat:
             complete=is_complete and self.stage is TrainingStage.LEFT,
         )
         self.ends.append(end)
-        self.process = None
+        self.process = self.refused_since = None
         return end

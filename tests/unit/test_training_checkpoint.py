@@ -9,6 +9,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from slurm_resilience.errors import CheckpointError
 from slurm_resilience.training.checkpoint import manifest as manifests
 from slurm_resilience.training.checkpoint.catalog import CheckpointCatalog
 from slurm_resilience.training.checkpoint.directory_claim import FILE, DirectoryClaim
@@ -210,3 +211,25 @@ def test_the_pruner_takes_a_name_away_before_the_content(tmp_path: Path) -> None
     os.utime(other, (0, 0))
     assert shelf.prune(1, me, set(), set()) == ["step-000001", other.name]
     assert [path.name for path in tmp_path.iterdir()] == ["step-000003"]
+
+
+@pytest.mark.parametrize(("incarnation", "ends"), [("", True), ("0", True), ("1", False)])
+def test_a_process_that_replaces_another_starts_where_nothing_can_be_written(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    incarnation: str,
+    ends: bool,
+) -> None:
+    """A disk that turns read-only under a training ended it with the next lost rank."""
+    fill(CheckpointCatalog(tmp_path), 1)
+    monkeypatch.setattr(os, "access", lambda _, mode: not mode & os.W_OK)
+    monkeypatch.setenv("SRES_INCARNATION", incarnation or "0")
+    if not incarnation:
+        monkeypatch.delenv("SRES_INCARNATION")
+    if ends:
+        with pytest.raises(CheckpointError, match="cannot be written to"):
+            CheckpointCatalog(tmp_path)
+        return
+    assert CheckpointCatalog(tmp_path).readable() == 1
+    assert "goes on without new ones" in caplog.text

@@ -33,7 +33,8 @@ class CheckpointCatalog:
             prefer_certified: certified checkpoints are read before newer ones that are not.
 
         Raises:
-            CheckpointError: it is a file, or cannot be written to.
+            CheckpointError: it is a file, or cannot be used. A process that replaces another is
+                content if it can be read: its peers have the state, and may write again later.
         """
         self.path = Path(directory)
         self.certificates = Certificates(self.path, prefer=prefer_certified)
@@ -48,10 +49,13 @@ class CheckpointCatalog:
                 f"checkpoints cannot go to {directory}: {error.strerror}"
             ) from None
         if not os.access(self.path, os.R_OK | os.W_OK | os.X_OK):
-            raise CheckpointError(
+            text = (
                 f"checkpoints cannot go to {directory}: it cannot be written to "
                 "(read-only, or another user's)"
             )
+            if not _is_replacement() or not os.access(self.path, os.R_OK | os.X_OK):
+                raise CheckpointError(text)
+            log.error("%s; the training goes on without new ones", text)
         self._lock = threading.Lock()
         self._good: dict[int, Print] = {}
         self._bad: dict[int, tuple[Print, str]] = {}
@@ -200,3 +204,8 @@ def _last_change(directory: Path) -> float:
     except OSError:
         pass
     return newest
+
+
+def _is_replacement() -> bool:
+    """Tell whether this rank's seat had another process before: the training runs already."""
+    return os.environ.get("SRES_INCARNATION", "0") != "0"

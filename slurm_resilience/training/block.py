@@ -5,6 +5,7 @@ meet → form → (heal, in `track`) → the function's own steps → fault → 
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import logging
 import os
@@ -397,6 +398,10 @@ class BlockRunner:
                 self._mesh.close()
                 raise error
             self._exits.replaced()
+        if count and fault_policy.lacks_threads(error):
+            # The others take a rank for stuck that is not ready within the abort timeout.
+            pause = min(fault_policy.THREAD_PAUSE_SECONDS, self._options.abort_timeout / 4)
+            SYSTEM_CLOCK.wait(threading.Event(), pause)
         self._check_health()
         self._participant.say("ready")
 
@@ -444,7 +449,10 @@ class BlockRunner:
 
     def _event_beside(self, name: str, **details: Any) -> None:
         """Do so in a thread of its own: the others take a mesh that waits for a hook for dead."""
-        threading.Thread(target=self._event, args=(name,), kwargs=details, daemon=True).start()
+        if self._options.on_event is not None:
+            beside = threading.Thread(target=self._event, args=(name,), kwargs=details, daemon=True)
+            with contextlib.suppress(RuntimeError):  # no thread to be had: the mesh must go on
+                beside.start()
 
     def _call(self, hook: Callable[[Any, Any], None] | None, end: GenerationEnd) -> None:
         if hook is None:

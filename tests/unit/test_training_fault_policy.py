@@ -126,6 +126,21 @@ def test_own_faults_end_the_training_when_they_are_too_many() -> None:
 
 
 @pytest.mark.parametrize(
+    ("error", "tries"),
+    [
+        (OSError(24, "Too many open files"), 3),
+        (RuntimeError("socket: Too many open files"), 3),
+        (RuntimeError("can't start new thread"), fault_policy.THREAD_TRIES),
+        (RuntimeError("Resource temporarily unavailable"), fault_policy.THREAD_TRIES),
+    ],
+)
+def test_a_process_that_has_used_up_its_limits_is_replaced(error: Exception, tries: int) -> None:
+    """It ended the training, though the others had the state, and a fresh process had room."""
+    assert {then(error, count=count) for count in range(1, tries)} == {"again"}
+    assert then(error, count=tries) == "replace"
+
+
+@pytest.mark.parametrize(
     "error", [PoisonedProcess("x"), AcceleratorError("x"), RuntimeError("CUDA error: x")]
 )
 def test_a_broken_process_is_replaced_for_its_own_fault_only(error: Exception) -> None:

@@ -17,6 +17,15 @@ from slurm_resilience.training.state.errors import HealFailed, StateError
 OF_COLLECTIVES = ("connection", "gloo", "nccl", "socket", "peer", "store", "timed out", "timeout")
 """Words that one of these is in when a collective fails because a peer is gone."""
 
+OF_FILES = "too many open files"
+"""The error of a process that has no file descriptor left."""
+OF_THREADS = ("can't start new thread", "Resource temporarily unavailable")
+THREAD_TRIES = 30
+"""Faults in one step for want of a thread after which the process is replaced: it may have the last
+copy of the state, and others end meanwhile."""
+THREAD_PAUSE_SECONDS = 1.0
+"""Between two of these."""
+
 _OURS = __file__.rpartition("/")[0].removesuffix("recovery")
 """Frames of files in here say nothing to the author of a block; but those of a recipe do."""
 
@@ -136,6 +145,18 @@ def is_poisoned(error: BaseException) -> bool:
     return isinstance(error, RuntimeError) and "CUDA error" in str(error)
 
 
+def lacks_threads(error: BaseException) -> bool:
+    """Tell whether the system had no thread to give: Python's words for it, and C++'s, of gloo."""
+    words = str(error).strip()
+    return isinstance(error, RuntimeError) and words in OF_THREADS
+
+
+def is_exhausted(error: BaseException) -> bool:
+    """Tell whether the process has used up what a fresh one may have: a leak of the program's."""
+    leaks = isinstance(error, (OSError, RuntimeError)) and OF_FILES in str(error).lower()
+    return leaks or lacks_threads(error)
+
+
 def verdict(
     error: BaseException,
     end: GenerationEnd,
@@ -171,7 +192,10 @@ def verdict(
     if count and isinstance(error, (StateError, UsageError)) and not isinstance(error, HealFailed):
         text = f"{folded(str(error))}{_line(error)}"
         return FaultDecision("give up", f"seat {seat} in {_step(step)}: {text}")
-    if count >= max(most, 1):
+    if count >= (max(most, THREAD_TRIES) if lacks_threads(error) else max(most, 1)):
+        if is_exhausted(error):
+            text = f"{said(error)}, {count} times in {_step(step)}"
+            return FaultDecision("replace", f"{text}: this process asks to be replaced")
         text = f"{said(error)}{_line(error)}"
         return FaultDecision(
             "give up", f"seat {seat} failed {count} times in {_step(step)}: {text}"

@@ -6,6 +6,7 @@ thread must enter the world that they form.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import threading
 from collections.abc import Callable
@@ -27,8 +28,11 @@ class DirectoryLooks:
         with self._lock:
             self._asked[look] = None
             if not self._is_looking:
-                self._is_looking = True
-                threading.Thread(target=self._take_all, name="sres-look", daemon=True).start()
+                looks = threading.Thread(target=self._take_all, name="sres-look", daemon=True)
+                # Where the system has no thread to give, the next one that asks tries again.
+                with contextlib.suppress(RuntimeError):
+                    looks.start()
+                    self._is_looking = True
 
     def _take_all(self) -> None:
         while True:

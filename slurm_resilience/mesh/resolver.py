@@ -50,8 +50,10 @@ def address(host: str, port: int) -> tuple[int, _Address]:
         failing = failed is not None and now - failed[1] < FAILED_SECONDS
         fresh = known is not None and now - known[2] < FRESH_SECONDS
         if not fresh and not failing and host not in _asked:
-            _asked.add(host)
-            threading.Thread(target=_ask, args=(host,), name="sres-name", daemon=True).start()
+            asks = threading.Thread(target=_ask, args=(host,), name="sres-name", daemon=True)
+            with contextlib.suppress(RuntimeError):  # no thread to be had: it is asked for again
+                asks.start()
+                _asked.add(host)
     if known is not None:
         family, (where, _, *rest), _ = known
         return family, (where, port, *rest)

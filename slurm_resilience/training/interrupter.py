@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import enum
 import logging
@@ -151,7 +152,8 @@ class Interrupter:
             # Beside the mesh's thread: the launcher may be held up, and others listen for beats.
             asks = threading.Thread(target=control_socket.evict, args=(peer.pid, reason))
             asks.daemon = True
-            asks.start()
+            with contextlib.suppress(RuntimeError):  # no thread to be had: its other peers ask too
+                asks.start()
 
     def tick(self, now: float) -> Heartbeat | None:
         """Look whether the step hangs; this process's progress, for the others."""

@@ -8,6 +8,7 @@ import json
 import logging
 import re
 import shutil
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -292,6 +293,26 @@ def test_a_directory_that_vanishes_costs_only_checkpoints(
     checkpointer.save(4, {"weights": torch.zeros(3)}, blocking=True)
     assert checkpointer.counts.in_a_row == 0
     assert checkpointer.latest() == 4
+
+
+def test_a_save_waits_for_a_thread_where_the_system_has_none_to_give(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It ended the step by a fault, and the training after three."""
+
+    def refused(*_: object) -> None:
+        raise RuntimeError("can't start new thread")
+
+    checkpointer, state = Checkpointer(tmp_path), {"weights": torch.zeros(3)}
+    with monkeypatch.context() as patch:
+        patch.setattr(threading, "_start_new_thread", refused)
+        checkpointer.save(1, state)
+        assert not checkpointer.wait(0.0)
+        with pytest.raises(RuntimeError, match="can't start"):
+            checkpointer.wait()
+    assert lines(caplog) == ["checkpoint of step 1 waits for a thread: can't start new thread"]
+    assert checkpointer.close(60)
+    assert checkpointer.latest() == 1
 
 
 def test_pruning_keeps_the_newest_good_ones(tmp_path: Path) -> None:

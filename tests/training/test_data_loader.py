@@ -93,6 +93,21 @@ def test_alone_it_is_a_loader(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == [], "a finished run leaves nothing"
 
 
+def test_a_loader_reads_on_once_the_system_has_a_thread_to_give(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refused(*_: object) -> None:
+        raise RuntimeError("can't start new thread")
+
+    loader = ReplayLoader(Numbers(8), global_batch=8, cache=tmp_path / "c")
+    with monkeypatch.context() as patch:
+        patch.setattr(threading, "_start_new_thread", refused)
+        with pytest.raises(RuntimeError, match="can't start"):
+            next(iter(loader))
+    assert len(list(loader)) == 1
+    loader.close()
+
+
 def test_a_short_last_batch_is_shared_by_all(tmp_path: Path) -> None:
     seen: list[int] = []
     weights = []

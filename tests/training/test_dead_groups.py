@@ -114,6 +114,27 @@ def test_a_destructor_that_hangs_does_not_keep_what_later_worlds_hold() -> None:
     second.go.set()
 
 
+def test_a_system_without_a_thread_to_give_ends_no_process(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """It may have the last copy of the state. What is dead waits for the next world's end."""
+
+    def refused(*_: object) -> None:
+        raise RuntimeError("can't start new thread")
+
+    graveyard, first, second = abort.Graveyard(0.0), SlowGroup(), SlowGroup()
+    with monkeypatch.context() as patch:
+        patch.setattr(threading, "_start_new_thread", refused)
+        bury(graveyard, first)
+    assert len(graveyard) == 1
+    first.go.set()
+    second.go.set()
+    bury(graveyard, second)
+    assert first.gone.wait(DEADLINE_SECONDS)
+    assert second.gone.wait(DEADLINE_SECONDS)
+    graveyard.seal()
+
+
 class InCycle:
     """A group that FSDP's modules hold: its own reference to itself stands for theirs."""
 

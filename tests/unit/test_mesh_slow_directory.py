@@ -10,6 +10,8 @@ from pathlib import Path
 import pytest
 from mesh_peers import crew, until, world
 
+from slurm_resilience.mesh import resolver
+from slurm_resilience.mesh.directory_looks import DirectoryLooks
 from slurm_resilience.mesh.model import Peer, Timing
 from slurm_resilience.mesh.rendezvous import SharedDirectory, TrainingOutcome
 
@@ -57,3 +59,29 @@ def test_a_rank_whose_directory_hangs_keeps_its_place(tmp_path: Path, speakers: 
             assert world([first, waiting, third]).size == 3
         finally:
             hanging.goes_on.set()
+
+
+def test_what_no_thread_could_be_had_for_is_asked_for_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The mesh failed, and with it a healthy rank; and nothing was looked for ever after."""
+
+    def refused(*_: object) -> None:
+        raise RuntimeError("can't start new thread")
+
+    looks, looked = DirectoryLooks(), threading.Event()
+    with monkeypatch.context() as patch:
+        patch.setattr(threading, "_start_new_thread", refused)
+        looks.ask(looked.set)
+        with pytest.raises(resolver.NotYet):
+            resolver.address("localhost", 1)
+    looks.ask(looked.set)
+    assert looked.wait(60.0)
+
+    def is_found() -> bool:
+        try:
+            return resolver.address("localhost", 1)[1][1] == 1
+        except resolver.NotYet:
+            return False
+
+    until(is_found, "the name is looked up")

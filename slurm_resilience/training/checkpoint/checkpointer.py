@@ -139,16 +139,26 @@ class Checkpointer:
             self._open.append(group)
             self._catalog.certificates.begin(step)
         self._jobs.put(writing.SaveJob(step, planner, group))
-        if self._thread is None or not self._thread.is_alive():
-            self._thread = threading.Thread(target=self._work, name="sres-checkpoint", daemon=True)
-            self._thread.start()
-            thread_ends.at_exit(self._end)
+        try:
+            self._work_beside()
+        except RuntimeError as error:  # the next save tries again
+            log.warning("checkpoint of step %d waits for a thread: %s", step, error)
         if blocking:
             self.wait()
         return (time.perf_counter() - began) * 1e3 if planner is None else self.counts.staging_ms
 
     def wait(self, timeout: float | None = None) -> bool:
-        """Wait until nothing is being written; False when ``timeout`` seconds were not enough."""
+        """Wait until nothing is being written; False when ``timeout`` seconds were not enough.
+
+        Raises:
+            RuntimeError: the system has no thread to give, and there is no ``timeout``.
+        """
+        try:
+            if self._open:
+                self._work_beside()
+        except RuntimeError:
+            if timeout is None:
+                raise
         with self._idle:
             return self._idle.wait_for(lambda: not self._open, timeout)
 
@@ -269,6 +279,14 @@ class Checkpointer:
         if group is not None:
             with self._idle:
                 self._idle.wait_for(lambda: not any(one is group for one in self._open))
+
+    def _work_beside(self) -> None:
+        """Have saves be written in a thread of their own."""
+        if self._thread is None or not self._thread.is_alive():
+            thread = threading.Thread(target=self._work, name="sres-checkpoint", daemon=True)
+            thread.start()
+            self._thread = thread
+            thread_ends.at_exit(self._end)
 
     def _work(self) -> None:
         while (job := self._jobs.get()) is not None:

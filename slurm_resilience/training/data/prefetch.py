@@ -193,8 +193,9 @@ class Prefetcher:
 
     def _start(self) -> None:
         if self._thread is None:
-            self._thread = threading.Thread(target=self._run, name="sres-data", daemon=True)
-            self._thread.start()
+            thread = threading.Thread(target=self._run, name="sres-data", daemon=True)
+            thread.start()
+            self._thread = thread
             thread_ends.at_exit(self.stop)
 
     def _run(self) -> None:

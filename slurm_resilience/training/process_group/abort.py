@@ -6,6 +6,7 @@ To drop the last reference to a group whose calls are still on their way can han
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import gc
 import threading
@@ -108,7 +109,10 @@ class Graveyard:
             is_stuck = thread in self._letting_go and now - self._letting_go[thread] > self._stuck
             if thread is None or not thread.is_alive() or is_stuck:
                 self._thread = threading.Thread(target=self._run, name="sres-groups", daemon=True)
-                self._thread.start()
+                # Without one they wait for the next world's: a rank must not die for that, which
+                # may have the last copy of the state.
+                with contextlib.suppress(RuntimeError):
+                    self._thread.start()
             self._changed.notify()
 
     def __len__(self) -> int:

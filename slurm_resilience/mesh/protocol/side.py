@@ -271,7 +271,10 @@ class Side:
     def all_done(self) -> bool:
         """Tell whether this process may say that the training is over: it has done the last step,
         and so have all that would be in the next generation, and these might go on by themselves.
-        A newcomer, or the smaller side of a cut, knows too few to say so; it is told."""
+        A newcomer, or the smaller side of a cut, knows too few to say so; it is told.
+
+        A member that was lost in its block may not have done what it alone does after the last step
+        (a last save by rank 0): the others enter one more world, in which one of them does it."""
         if self.status.phase != "done":
             return False
         present = self.present()
@@ -281,6 +284,10 @@ class Side:
         number = self.status.generation
         gone = {peer_id for peer_id, done in self.losses.gone_done.items() if done == number}
         if len(chosen) + len(gone) < self.rules.min_world:
+            return False
+        view, done = self.generation.view, {m.peer.id for m in present if m.status.phase == "done"}
+        members = view.members if view is not None and view.generation == number else ()
+        if any(member.peer.id not in gone | done for member in members):
             return False
         here = gone | {member.peer.id for member in present}
         return not world_plan.other_side(self.generation.worlds.all(), here, self.losses.peers)

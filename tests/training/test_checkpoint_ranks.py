@@ -27,7 +27,7 @@ from torch.distributed.fsdp import fully_shard  # noqa: E402
 from torch.distributed.tensor import DTensor  # noqa: E402
 
 from slurm_resilience.errors import CheckpointError  # noqa: E402
-from slurm_resilience.training.checkpoint import Checkpointer  # noqa: E402
+from slurm_resilience.training.checkpoint import Checkpointer, writing  # noqa: E402
 
 pytestmark = [
     pytest.mark.training,
@@ -319,3 +319,36 @@ def test_random_numbers_go_on_from_a_checkpoint(tmp_path: Path, world: int) -> N
     assert again[:2] == [drawn[-2:] for drawn in first]
     # One more rank than saved it goes on like the first, as one that a peer heals.
     assert again[2:] == again[:1] * (world - 2)
+
+
+def fails_once(rank: int, _: int, group: Any, directory: str) -> int:
+    """The checkpoint of the last step is broken off, and the next world begins at that step."""
+    keeper = Checkpointer(directory, every=2)
+    life = Life(rank, checkpointer=keeper)
+    model = torch.nn.Linear(2, 2)
+    life.meet()
+    life.track(model=model)
+    write = writing.write
+    writing.write = broken_off  # type: ignore[assignment]
+    for _step in range(2):
+        life.commit()
+    assert keeper.wait(DEADLINE)
+    assert keeper.counts.failed == 1
+    writing.write = write
+    for _world in range(2):  # and once is enough
+        life.meet()
+        life.track(model=model)
+        assert keeper.wait(DEADLINE)
+    life.healer.close()
+    assert keeper.counts.saved == 1, keeper.counts
+    return keeper.latest(group)
+
+
+def broken_off(*_: object) -> None:
+    raise RuntimeError("Connection closed by peer")
+
+
+def test_a_checkpoint_that_a_fault_broke_off_is_made_in_the_next_world(tmp_path: Path) -> None:
+    """The last one of a training was missing."""
+    with ranks(tmp_path, 2, fails_once, str(tmp_path / "checkpoints")) as run:
+        assert run.results() == [2, 2]

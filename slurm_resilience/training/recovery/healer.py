@@ -192,6 +192,7 @@ class Healer:
         self.last = {"kind": found.kind, "step": found.step, "reason": found.reason}
         if report is not None:
             self.last |= {"bytes": report.received, "seconds": report.seconds}
+        self._save_anew(view, tracked)
 
     def _say_void(self, view: View, mesh: Mesh) -> None:
         """Tell the others that this rank's older state is about to be written over: the one that it
@@ -284,11 +285,21 @@ class Healer:
         tracked, step = self._tracked, self.progress.step
         if tracked is None:
             return
-        keeper = self._options.checkpointer
-        if keeper is not None and keeper.due(step):
-            keeper.save(step, self._on_disk(tracked), self._disk_group)
+        self._save(tracked)
         if self._partner is not None and self._partner.due(step):
             self._partner.snapshot(step, tracked)
+
+    def _save_anew(self, view: View, tracked: state.Tracked) -> None:
+        """Begin the checkpoint of this world's first step, if it is due and was broken off by the
+        fault before: it may be the last one. All members decide alike, by what all have said."""
+        if all(member.status.disk != self.progress.step for member in view.members):
+            self._save(tracked)
+
+    def _save(self, tracked: state.Tracked) -> None:
+        """Begin a checkpoint, if one is due."""
+        keeper, step = self._options.checkpointer, self.progress.step
+        if keeper is not None and keeper.due(step):
+            keeper.save(step, self._on_disk(tracked), self._disk_group)
 
     def _on_disk(self, tracked: state.Tracked) -> dict[str, Any]:
         """Return what a checkpoint has: with each rank's random states, as every copy of the state,

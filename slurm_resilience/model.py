@@ -166,6 +166,8 @@ class Job(msgspec.Struct, frozen=True):
     companion_of: tuple[int, int] | None = None
     """The job beside which it holds nodes, and that one's restarts, by its own name: any user may
     give his job such a name. None: it is no companion."""
+    companion_supervisor: int = 0
+    """Process number of the supervisor that asked for it, by the same name."""
     is_lent: bool = False
     """It is a companion by which an elastic step grows, and not in place of lost nodes."""
     companion_nodes: tuple[str, ...] = ()

@@ -193,10 +193,11 @@ class CliClient:
         with contextlib.suppress(NotFound):
             self._run("scancel", *words, f"{self._own_name(job_id)}.{step}")
 
-    def cancel_job(self, job_id: int) -> None:
+    def cancel_job(self, job_id: int, name: str = "") -> None:
+        words = [f"--name={name}"] if name else []
         try:
             with contextlib.suppress(NotFound):
-                self._run("scancel", self._own_name(job_id))
+                self._run("scancel", *words, self._own_name(job_id))
         finally:
             self._release(job_id)
 

@@ -157,7 +157,15 @@ class SlurmClient(Protocol):
         """Signal a step's tasks; without a signal: end them (SIGKILL)."""
         ...
 
-    def cancel_job(self, job_id: int) -> None: ...
+    def cancel_job(self, job_id: int, name: str = "") -> None:
+        """End a job, or take it out of the queue.
+
+        Args:
+            job_id: one that is over needs no end.
+            name: a job with another name is left alone. A slurmctld that was killed forgets the
+                jobs of its last seconds, and gives their numbers to other ones.
+        """
+        ...
 
     def allocate_for(self, job: Job, nodes: int, wait: float, stop: Event | None = None) -> int:
         """Get a helper allocation of the caller that is to be merged into ``job``; return its id.

@@ -117,6 +117,20 @@ def companion_name(job: int, restarts: int, supervisor: int, *, lent: bool = Fal
     return f"sres-companion-of-{job}.{restarts}-{supervisor}{_LENT if lent else ''}"
 
 
+def is_companion(found: Job, of: Job, supervisor: int) -> bool:
+    """Return whether a job is a companion that a supervisor has asked for in the job's present run.
+    Another one may have its number by now: a slurmctld that was killed forgets the jobs of its last
+    seconds.
+
+    Args:
+        found: as squeue shows it.
+        of: the main job.
+        supervisor: its process number.
+    """
+    own = (of.id, of.restarts)
+    return found.companion_of == own and found.companion_supervisor == supervisor
+
+
 def companion_of(number: int, name: str, waits_for: str = "") -> FoundCompanion | None:
     """Return what a job's name tells; None: it is no companion's.
 

@@ -374,6 +374,7 @@ def _job(words: list[str], extra: dict[int, _Columns], expanded: Expand) -> Job 
         restarts=columns.restarts,
         is_batch=columns.is_batch,
         companion_of=(companion.job, companion.restarts) if companion is not None else None,
+        companion_supervisor=companion.supervisor if companion is not None else 0,
         is_lent=companion is not None and companion.lent,
     )
 

@@ -115,8 +115,8 @@ class PyslurmClient:
     def cancel_step(self, job_id: int, step: str, signal: str = "") -> None:
         self._cli.cancel_step(job_id, step, signal)
 
-    def cancel_job(self, job_id: int) -> None:
-        self._cli.cancel_job(job_id)
+    def cancel_job(self, job_id: int, name: str = "") -> None:
+        self._cli.cancel_job(job_id, name)
 
     def allocate_for(self, job: Job, nodes: int, wait: float, stop: Event | None = None) -> int:
         return self._cli.allocate_for(job, nodes, wait, stop)
@@ -227,6 +227,7 @@ def _job(job: Any) -> Job:
         qos=job.qos or "",
         reservation=job.reservation or "",
         companion_of=(companion.job, companion.restarts) if companion is not None else None,
+        companion_supervisor=companion.supervisor if companion is not None else 0,
         is_lent=companion is not None and companion.lent,
     )
 

@@ -290,6 +290,8 @@ def test_what_may_not_be_requeued(world: World, running: Running) -> None:
 
 def test_cancelling_a_job(world: World, running: Running) -> None:
     job = running(2)
+    world.client.cancel_job(job.id, "that-had-its-number-before")
+    assert world.client.job(job.id).state == "RUNNING"
     world.client.cancel_job(job.id)
     world.until(lambda: gone(world, job.id), "it is over")
     world.until(lambda: not any(n.has_work for n in world.client.nodes()), "nodes are free")

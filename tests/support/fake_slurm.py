@@ -14,7 +14,7 @@ import msgspec
 from slurm_resilience.errors import NotFound, SlurmError, SlurmUnreachable, SresError
 from slurm_resilience.model import Job, Node
 from slurm_resilience.slurm.client import ClusterInfo, StepInfo
-from slurm_resilience.slurm.companion_job import CompanionRequest, FoundCompanion
+from slurm_resilience.slurm.companion_job import CompanionRequest, FoundCompanion, companion_name
 
 REQUEUE_DELAY = 120.0
 """Seconds that a requeued job waits (Slurm's cred_expire)."""
@@ -273,15 +273,23 @@ class FakeSlurm:
         if signal in ("", "KILL", "TERM"):
             entry.steps = [known for known in entry.steps if known.step != step]
 
-    def cancel_job(self, job_id: int) -> None:
+    def cancel_job(self, job_id: int, name: str = "") -> None:
         self._enter("cancel_job", job_id)
         entry = self._jobs.get(job_id)
         if entry is None:
             return  # scancel says nothing of a job that is not there
+        if name and name != self._companion_name(entry.job):
+            return
         if entry.job.state == "PENDING":
             del self._jobs[job_id]
         else:
             self._end(entry, "")
+
+    def forget(self, job_id: int) -> None:
+        """Be a slurmctld that was killed right after it took a job: another one gets its number."""
+        del self._jobs[job_id]
+        self._companions = [known for known in self._companions if known.id != job_id]
+        self._next = job_id
 
     def allocate_for(self, job: Job, nodes: int, wait: float, stop: Event | None = None) -> int:
         self._enter("allocate_for", job.id, nodes)
@@ -305,9 +313,22 @@ class FakeSlurm:
             request.nodes, uid=job.uid, requeue=False, no_kill=True, step=False, excluded=excluded
         )
         self._companions.append(
-            FoundCompanion(number, job.id, job.restarts, request.supervisor),
+            FoundCompanion(number, job.id, job.restarts, request.supervisor, request.lent),
+        )
+        entry = self._entry(number)
+        entry.job = msgspec.structs.replace(
+            entry.job,
+            companion_of=(job.id, job.restarts),
+            companion_supervisor=request.supervisor,
+            is_lent=request.lent,
         )
         return number
+
+    def _companion_name(self, job: Job) -> str:
+        if job.companion_of is None:
+            return ""
+        number, restarts = job.companion_of
+        return companion_name(number, restarts, job.companion_supervisor, lent=job.is_lent)
 
     def companions(self, job: Job) -> tuple[FoundCompanion, ...]:
         self._enter("companions", job.id)

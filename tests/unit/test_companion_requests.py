@@ -114,6 +114,35 @@ def test_a_request_that_slurm_took_late_is_ended(
     is_ended(asked)
 
 
+def test_a_number_that_slurm_gives_anew_is_not_taken_for_the_companion(asked: Requests) -> None:
+    """slurmctld was killed, and has forgotten the request; the user submits a job of his own."""
+    asked.slurm.submit(2)  # no node is free
+    asked.requests.order(ev.AskForGroup(0, 1))
+    number = asked.answer(ev.GroupAsked).companion
+    slurm = asked.slurm
+    slurm.before["job"] = lambda: (slurm.forget(number), slurm.submit(1))
+    gone = asked.answer(ev.CompanionSeen)
+    assert (gone.companion, gone.state) == (number, "")
+    asked.requests.order(ev.GiveBack(0, number, ()))
+    asked.requests.stop()
+    assert slurm.job(number).state == "PENDING", "the user's own job"
+
+
+def test_a_number_that_two_groups_have_got_is_the_later_ones(asked: Requests) -> None:
+    asked.slurm.submit(2)
+    asked.requests.order(ev.AskForGroup(0, 1))
+    number = asked.answer(ev.GroupAsked).companion
+    slurm = asked.slurm
+    slurm.before["ask_companion"] = lambda: slurm.forget(number)
+    asked.requests.order(ev.AskForGroup(1, 1))
+    assert asked.answer(ev.CompanionSeen) == ev.CompanionSeen(0, number, "", ())
+    assert asked.answer(ev.GroupAsked) == ev.GroupAsked(1, number)
+    asked.requests.order(ev.GiveBack(0, number, ()))
+    asked.requests.order(ev.AskForGroup(0, 1))
+    asked.answer(ev.GroupAsked)
+    assert number in asked.found(), "it is the other group's"
+
+
 def test_a_request_that_waits_for_a_person_is_told_of_once(
     asked: Requests, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:

@@ -65,7 +65,7 @@ class Story:
                     steps = tuple(range(self.next_step, self.next_step + len(slots)))
                     self.next_step += len(slots)
                     self.tell(ev.GroupStarted(group, steps))
-                case ev.GiveBack(companion):
+                case ev.GiveBack(_, companion):
                     del self.jobs[companion]
         return actions
 
@@ -77,7 +77,7 @@ class Story:
         """Give a group its nodes; its ranks do not step yet."""
         job = next(job for job, of in self.jobs.items() if of == group)
         nodes = tuple(f"g{rank}" for rank in self.plan.groups[group].ranks)
-        self.tell(ev.CompanionSeen(job, "RUNNING", nodes))
+        self.tell(ev.CompanionSeen(group, job, "RUNNING", nodes))
         return nodes
 
     def step_in(self, group: int) -> list[ev.SizeAction]:
@@ -415,9 +415,24 @@ def test_named_sizes_are_reached_from_the_last_one() -> None:
 def test_a_companion_that_ended_takes_its_ranks_with_it(state: str) -> None:
     story = grown(1)
     (job,) = story.jobs
-    assert story.tell(ev.CompanionSeen(job, state, ())) == []
+    assert story.tell(ev.CompanionSeen(0, job, state, ())) == []
     assert story.state(0) is GroupState.LEAVING
     assert [type(a) for a in story.tick(120.0)] == [ev.SayShrank, ev.GiveBack]
+
+
+def test_a_number_that_slurm_gives_anew_is_the_later_groups() -> None:
+    """A slurmctld that was killed has forgotten the companion whose ranks step."""
+    story = grown(1, 1)
+    first, second = story.jobs
+    for group, job in ((0, first), (1, second)):
+        story.tell(ev.CompanionSeen(group, job, "", ()))
+    story.tell(ev.GroupStepEnded(2, 1, cancelled=True))
+    story.refuses = True
+    assert [a.group for a in story.tick(30.0) if isinstance(a, ev.AskForGroup)] == [1]
+    story.tell(ev.GroupAsked(1, first))
+    (started,) = story.tell(ev.CompanionSeen(1, first, "RUNNING", ("g3",)))
+    assert isinstance(started, ev.StartGroup) and started.group == 1
+    assert story.state(0) is GroupState.LEAVING
 
 
 EVENTS = st.lists(
@@ -480,4 +495,4 @@ def _happen(story: Story, number: int, what: str) -> None:
     elif what == "resize":
         story.tell(ev.TargetSet(story.plan._size.reached[number], "alice"))
     elif what == "gone" and group.companion:
-        story.tell(ev.CompanionSeen(group.companion, "", ()))
+        story.tell(ev.CompanionSeen(group.number, group.companion, "", ()))

@@ -17,7 +17,12 @@ from slurm_resilience.resume.allocation.allocation import (
 )
 from slurm_resilience.resume.allocation.swap import Doubts, NoIdleNode
 from slurm_resilience.resume.srun.step import SrunStep
-from slurm_resilience.slurm.companion_job import UNUSED_SECONDS, CompanionRequest, companion_name
+from slurm_resilience.slurm.companion_job import (
+    UNUSED_SECONDS,
+    CompanionRequest,
+    companion_name,
+    is_companion,
+)
 from slurm_resilience.slurm.hostlists import fold
 
 FIRST_LOOK_SECONDS, LONGEST_LOOK_SECONDS = 0.1, 2.0
@@ -119,6 +124,8 @@ def _wait(
         nodes: tuple[str, ...] = ()
         try:
             found = allocation.client.job(number)
+            if not is_companion(found, allocation.job, allocation.companions.supervisor):
+                raise NotFound(f"job {number} is another one now")
             state, nodes = found.state, found.nodes
             shown = nodes or shown
         except NotFound:
@@ -139,16 +146,19 @@ def _wait(
             raise NoIdleNode(f"no second allocation within {now - began:.0f} s")
         if now - told > SAY_SECONDS and now > began:
             told = now
-            name = companion_name(
-                allocation.id, allocation.job.restarts, allocation.companions.supervisor
-            )
             left = f"{max(0.0, deadline - now):.0f} s more at most"
+            name = _name(allocation)
             report.say(f"waiting for {count} node(s) in job {number} ({name}), {left}")
         pause = max(FIRST_LOOK_SECONDS, min((now - began) / WAITED_PER_LOOK, LONGEST_LOOK_SECONDS))
         if clock.wait(allocation.user_stop, min(pause, max(0.0, deadline - now))):
             return None
         if allocation.refresh() not in ("RUNNING", "SUSPENDED"):
             raise NotFound(f"job {allocation.id} is over")
+
+
+def _name(allocation: Allocation) -> str:
+    supervisor = allocation.companions.supervisor
+    return companion_name(allocation.id, allocation.job.restarts, supervisor)
 
 
 def _end_of(number: int, nodes: Collection[str], drained: Collection[str]) -> CompanionEnded:
@@ -185,7 +195,7 @@ def release(allocation: Allocation, number: int) -> None:
     held = allocation.companions.held
     allocation.companions.held = [companion for companion in held if companion.id != number]
     try:
-        allocation.client.cancel_job(number)
+        allocation.client.cancel_job(number, _name(allocation))
     except (SlurmError, NotFound) as error:
         report.say(f"job {number} is left to end itself: {error}")
 

@@ -18,7 +18,12 @@ from slurm_resilience.resume import report
 from slurm_resilience.resume.context import SupervisorContext
 from slurm_resilience.resume.elastic import size_events as ev
 from slurm_resilience.resume.srun.step import SrunStep, find_step
-from slurm_resilience.slurm.companion_job import CompanionRequest, per_node_words
+from slurm_resilience.slurm.companion_job import (
+    CompanionRequest,
+    companion_name,
+    is_companion,
+    per_node_words,
+)
 
 LOOK_SECONDS = 1.0
 """Between two looks at the companions."""
@@ -63,7 +68,7 @@ class CompanionRequests:
         self._orders: queue.SimpleQueue[Order] = queue.SimpleQueue()
         self._events: queue.SimpleQueue[ev.SizeEvent] = queue.SimpleQueue()
         self._shown: dict[int, ev.CompanionSeen] = {}
-        """All companions of the step, as Slurm showed them last."""
+        """The companion of each group that has one, as Slurm showed it last."""
         self._is_unsure = False
         """A request has failed: Slurm may have taken it all the same, if only a little later."""
         self._ask_why_at = math.inf
@@ -98,16 +103,16 @@ class CompanionRequests:
                 self._ordered.clear()
                 while not self._orders.empty():
                     self._carry_out(self._orders.get())
-                for number in tuple(self._shown):
-                    self._look_at(number)
+                for group in tuple(self._shown):
+                    self._look_at(group)
                 self._tell_why_they_wait()
         finally:
             while not self._orders.empty():
                 order = self._orders.get()
                 if isinstance(order, ev.GiveBack):
-                    self._give_back(order.companion)
-            for number in tuple(self._shown):
-                self._give_back(number)
+                    self._give_back(order.group, order.companion)
+            for group, seen in tuple(self._shown.items()):
+                self._give_back(group, seen.companion)
             if self._is_unsure:
                 self._end_unknown()
 
@@ -118,8 +123,8 @@ class CompanionRequests:
             case ev.AskGroupToLeave(companion, steps):
                 for number in steps:
                     self._signal(companion, number)
-            case ev.GiveBack(companion):
-                self._give_back(companion)
+            case ev.GiveBack(group, companion):
+                self._give_back(group, companion)
 
     def _tell(self, event: ev.SizeEvent) -> None:
         self._events.put(event)
@@ -151,7 +156,11 @@ class CompanionRequests:
             self._is_unsure = True
             self._tell(ev.GroupFailed(order.group, str(error)))
             return
-        self._shown[number] = ev.CompanionSeen(number, "PENDING", ())
+        for group in [g for g, seen in self._shown.items() if seen.companion == number]:
+            # Slurm has forgotten that one, and given its number to the new one.
+            del self._shown[group]
+            self._tell(ev.CompanionSeen(group, number, "", ()))
+        self._shown[order.group] = ev.CompanionSeen(order.group, number, "PENDING", ())
         self._ask_why_at = context.clock.monotonic() + WAIT_SECONDS
         self._tell(ev.GroupAsked(order.group, number))
 
@@ -159,31 +168,35 @@ class CompanionRequests:
         """End companions of this supervisor that it knows nothing of, as far as Slurm answers."""
         allocation, client = self._context.allocation, self._context.client
         own = (allocation.job.restarts, allocation.companions.supervisor)
+        known = {seen.companion for seen in self._shown.values()}
         with contextlib.suppress(SresError):
             for found in client.companions(allocation.job):
-                if found.id not in self._shown and (found.restarts, found.supervisor) == own:
+                if found.id not in known and (found.restarts, found.supervisor) == own:
                     client.cancel_job(found.id)
             self._is_unsure = False
 
-    def _look_at(self, number: int) -> None:
+    def _look_at(self, group: int) -> None:
+        allocation, before = self._context.allocation, self._shown[group]
+        number = before.companion
         try:
             job = self._context.client.job(number)
-            seen = ev.CompanionSeen(number, job.state, self._in_order(job.nodes))
+            if not is_companion(job, allocation.job, allocation.companions.supervisor):
+                raise NotFound(f"job {number} is another one now")
+            seen = ev.CompanionSeen(group, number, job.state, self._in_order(job.nodes))
         except NotFound:
-            seen = ev.CompanionSeen(number, "", ())
+            seen = ev.CompanionSeen(group, number, "", ())
         except SresError:
             return  # nothing is known
-        before = self._shown[number]
         granted = seen.state == "RUNNING" and seen.nodes and not before.nodes
         doubts = self._context.link.doubts(seen.nodes) if granted else {}
         if doubts:
             for name, why in sorted(doubts.items()):
                 report.say(f"{name} is not taken: {why}")
-            seen = ev.CompanionSeen(number, "doubtful", ())
+            seen = ev.CompanionSeen(group, number, "doubtful", ())
         if granted:
             self._told.clear()
         if seen != before:
-            self._shown[number] = seen
+            self._shown[group] = seen
             self._tell(seen)
 
     def _tell_why_they_wait(self) -> None:
@@ -215,10 +228,16 @@ class CompanionRequests:
             if info is not None:
                 context.client.cancel_step(companion, info.step, "TERM")
 
-    def _give_back(self, number: int) -> None:
-        self._shown.pop(number, None)
+    def _give_back(self, group: int, number: int) -> None:
+        if group in self._shown and self._shown[group].companion == number:
+            del self._shown[group]
+        if any(seen.companion == number for seen in self._shown.values()):
+            return  # the number is another group's by now
+        allocation = self._context.allocation
+        restarts, supervisor = allocation.job.restarts, allocation.companions.supervisor
+        name = companion_name(allocation.id, restarts, supervisor, lent=True)
         try:
-            self._context.client.cancel_job(number)
+            self._context.client.cancel_job(number, name)
         except NotFound:
             pass
         except SresError as error:

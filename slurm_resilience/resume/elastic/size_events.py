@@ -27,6 +27,9 @@ class GroupAsked(msgspec.Struct, frozen=True):
 class CompanionSeen(msgspec.Struct, frozen=True):
     """A companion as Slurm shows it now."""
 
+    group: int
+    """It has asked for it. The number alone does not tell: a slurmctld that was killed forgets the
+    jobs of its last seconds, and gives their numbers anew."""
     companion: int
     state: str
     """Empty: Slurm does not know it any more."""
@@ -112,6 +115,7 @@ class AskGroupToLeave(msgspec.Struct, frozen=True):
 class GiveBack(msgspec.Struct, frozen=True):
     """End a companion: nothing of it is needed any more."""
 
+    group: int
     companion: int
     steps: tuple[int, ...]
 

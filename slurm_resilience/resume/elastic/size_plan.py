@@ -204,8 +204,8 @@ class SizePlan:
     # -- coming -------------------------------------------------------------------------------
 
     def _on_companion_seen(self, seen: ev.CompanionSeen, now: float) -> Iterator[ev.SizeAction]:
-        group = next((g for g in self.groups if g.companion == seen.companion), None)
-        if group is None:
+        group = self.groups[seen.group]
+        if group.companion != seen.companion:
             return
         waits = seen.state in ("PENDING", "CONFIGURING")
         runs = seen.state in ("RUNNING", "SUSPENDED")
@@ -332,7 +332,7 @@ class SizePlan:
         if was_in:
             yield ev.SayShrank(self._change(companion, nodes), group.reason)
         if companion:
-            yield ev.GiveBack(companion, steps)
+            yield ev.GiveBack(group.number, companion, steps)
         if failed:
             yield ev.SayNotGrown(failed, pause)
 

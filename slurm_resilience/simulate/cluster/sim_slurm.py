@@ -529,7 +529,7 @@ class SimSlurm:
         if signal in ("", "KILL", "TERM"):
             entry.steps = [known for known in entry.steps if known.step != step]
 
-    def cancel_job(self, job_id: int) -> None:
+    def cancel_job(self, job_id: int, name: str = "") -> None:
         self._enter()
         entry = self._jobs.get(job_id)
         if entry is None:

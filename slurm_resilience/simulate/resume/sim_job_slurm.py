@@ -87,7 +87,14 @@ class SimJobSlurm:
             companion = world.companions.get(job_id)
             if companion is not None:
                 state = "RUNNING" if companion.nodes else "PENDING"
-                return Job(job_id, world.job.uid, state, nodes=companion.nodes)
+                return Job(
+                    job_id,
+                    world.job.uid,
+                    state,
+                    nodes=companion.nodes,
+                    companion_of=(world.job.id, companion.restarts),
+                    companion_supervisor=companion.supervisor,
+                )
             if job_id != world.job.id:
                 raise NotFound("Invalid job id specified")
             if world.books.job_ended and world.job.state == "GONE":
@@ -153,7 +160,7 @@ class SimJobSlurm:
             known.ordered = signal or "KILL"
         self._change(f"cancel step {step} {signal}".strip(), change)
 
-    def cancel_job(self, job_id: int) -> None:
+    def cancel_job(self, job_id: int, name: str = "") -> None:
         def change() -> None:
             self._world.helpers.pop(job_id, None)
             self._world.companions.end(job_id, "its supervisor")

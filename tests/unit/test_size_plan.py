@@ -183,6 +183,19 @@ def test_ranks_that_die_soon_each_time_are_asked_for_less_and_less_often(
     assert {action.reason for action in told} <= {"its srun on g2,g3 ended with 137"}
 
 
+def test_nodes_that_slurm_takes_before_the_ranks_step_are_asked_for_again_soon() -> None:
+    """A busy cluster preempts while ranks start: no rank has failed."""
+    story = Story(size(2))
+    for _ in range(5):
+        story.tick()
+        story.grant(0)
+        first, _ = story.plan.groups[0].steps
+        actions = story.tell(ev.GroupStepEnded(first, 143, cancelled=True))
+        assert [type(a) for a in actions] == [ev.GiveBack, ev.SayNotGrown]
+        assert actions[1] == ev.SayNotGrown("Slurm or a person ended its tasks on g2,g3", 30.0)
+        story.now += 30.0
+
+
 def test_a_sick_node_of_a_companion_is_left_when_another_one_is_in() -> None:
     story = grown(1)
     assert story.tell(sick("g2")) == []

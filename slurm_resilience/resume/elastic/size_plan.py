@@ -259,6 +259,11 @@ class SizePlan:
             return
         group.steps = tuple(step for step in group.steps if step != event.step)
         reason = f"its srun on {','.join(group.nodes)} ended with {event.code}"
+        if group.state is _S.JOINING and event.code and event.cancelled:
+            # Preempted, most often: the ranks would have come, and that is no reason for a backoff.
+            taken = f"Slurm or a person ended its tasks on {','.join(group.nodes)}"
+            yield from self._vacate(group, now, taken=taken)
+            return
         if group.state is _S.JOINING and event.code:
             yield from self._vacate(group, now, failed=reason)
             return
@@ -312,8 +317,17 @@ class SizePlan:
             group.enter(_S.LEAVING)
             group.reason, group.deadline = reason, now + GONE_SECONDS
 
-    def _vacate(self, group: NodeGroup, now: float, failed: str = "") -> Iterator[ev.SizeAction]:
-        """Give a group's nodes back; it is asked for again later."""
+    def _vacate(
+        self, group: NodeGroup, now: float, failed: str = "", taken: str = ""
+    ) -> Iterator[ev.SizeAction]:
+        """Give a group's nodes back; it is asked for again later.
+
+        Args:
+            group: one that has nodes, or a request for them.
+            now: monotonic seconds.
+            failed: the reason, where it could not come: the pause is longer each time.
+            taken: the reason, where its nodes were taken before it was in.
+        """
         settings = self._size.settings
         was_in = group.state is _S.LEAVING
         # No pause where Slurm has not taken the nodes back: a person may want them again soon.
@@ -333,8 +347,8 @@ class SizePlan:
             yield ev.SayShrank(self._change(companion, nodes), group.reason)
         if companion:
             yield ev.GiveBack(group.number, companion, steps)
-        if failed:
-            yield ev.SayNotGrown(failed, pause)
+        if failed or taken:
+            yield ev.SayNotGrown(failed or taken, pause)
 
     # -- time ---------------------------------------------------------------------------------
 

@@ -32,6 +32,8 @@ LENT_UNUSED_SECONDS = 60
 """The same for one by which an elastic step grows: it is given back between two attempts. So its
 supervisor was killed, and others want the nodes."""
 _COMES_BY_ITSELF = ("", "None", "Priority", "Resources", "BeginTime", "Cleaning", "Prolog")
+_BEHIND_OTHERS = "Nodes required for job are DOWN, DRAINED or reserved for jobs in higher priority"
+"""So slurmctld words it, too, where all its nodes are for waiting jobs of other partitions."""
 _MEMORY = {
     "SLURM_MEM_PER_NODE": "mem",
     "SLURM_MEM_PER_CPU": "mem-per-cpu",
@@ -102,7 +104,8 @@ class FoundCompanion(NamedTuple):
     @property
     def needs_a_person(self) -> bool:
         """It waits for something else than its turn and free nodes, which may never come."""
-        return self.waits_for.strip() not in _COMES_BY_ITSELF
+        reason = self.waits_for.strip()
+        return reason not in _COMES_BY_ITSELF and not reason.startswith(_BEHIND_OTHERS)
 
 
 def companion_name(job: int, restarts: int, supervisor: int, *, lent: bool = False) -> str:

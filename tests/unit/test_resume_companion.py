@@ -201,9 +201,11 @@ def test_a_companion_tells_whose_it_is() -> None:
         assert companion_of(57, other) is None
     text = f"57 R {name}|None\n58 CD {name}|None\n59 PD sres-companion-of-13.0-1|None\n60 R a|x\n"
     text += f"61 R {name} x|None\nx\n|\n62 PD {name}|Resources\n63 PD {name}-lent|QOSMaxWall\n"
+    behind = "Nodes required for job are DOWN, DRAINED or reserved for jobs in higher priority "
+    text += f"64 PD {name}-lent|{behind}partitions\n"
     found = read_companions(text, 12)
-    assert [each.id for each in found] == [57, 62, 63]
-    assert [each.needs_a_person for each in found] == [False, False, True]
+    assert [each.id for each in found] == [57, 62, 63, 64]
+    assert [each.needs_a_person for each in found] == [False, False, True, False]
 
 
 @pytest.mark.parametrize(

@@ -433,6 +433,16 @@ def test_a_companion_that_ended_takes_its_ranks_with_it(state: str) -> None:
     assert [type(a) for a in story.tick(120.0)] == [ev.SayShrank, ev.GiveBack]
 
 
+def test_a_companion_that_is_suspended_is_given_back() -> None:
+    """Its stopped ranks can neither step nor leave; another node may be free."""
+    story = grown(1)
+    (job,) = story.jobs
+    shrank, given_back = story.tell(ev.CompanionSeen(0, job, "SUSPENDED", ("g2",)))
+    assert isinstance(shrank, ev.SayShrank) and shrank.reason == f"job {job} was suspended"
+    assert given_back == ev.GiveBack(0, job, (1,))
+    assert [type(a) for a in story.tick(30.0)] == [ev.AskForGroup]
+
+
 def test_a_number_that_slurm_gives_anew_is_the_later_groups() -> None:
     """A slurmctld that was killed has forgotten the companion whose ranks step."""
     story = grown(1, 1)

@@ -208,7 +208,7 @@ class SizePlan:
         if group.companion != seen.companion:
             return
         waits = seen.state in ("PENDING", "CONFIGURING")
-        runs = seen.state in ("RUNNING", "SUSPENDED")
+        runs = seen.state == "RUNNING"
         if group.state is _S.ASKED and runs and not self._is_next(group):
             yield from self._vacate(group, now)
         elif group.state is _S.ASKED and runs and len(seen.nodes) == len(group.ranks):
@@ -219,6 +219,10 @@ class SizePlan:
         elif group.state is _S.ASKED and not waits and not runs:
             # A person has ended the request: it is not made again at once.
             yield from self._vacate(group, now, failed="the request for nodes was ended")
+        elif group.holds_nodes and seen.state == "SUSPENDED":
+            # Its ranks are stopped, and the others have given them up or soon will.
+            self._begin_to_leave(group, f"job {group.companion} was suspended", now)
+            yield from self._vacate(group, now)
         elif group.state in (_S.JOINING, _S.IN) and not runs:
             self._begin_to_leave(group, f"job {group.companion} was ended", now)
         elif group.state is _S.LEAVING and not runs:

@@ -46,6 +46,8 @@ _KINDS: tuple[tuple[type[SlurmError | NotFound | NotPermitted], str], ...] = (
         r"Unable to contact slurm controller|Connection refused|Socket timed out|"
         r"Could not establish a configuration|Unable to establish|Zero Bytes|"
         r"Protocol authentication error|Invalid authentication credential|"
+        # slurmctld was killed while it was asked.
+        r"missing socket error|Connection reset by peer|Transport endpoint is not connected|"
         # What requeue and update of a job say where slurmctld is away, or does not answer.
         r"authentication plugin|in standby mode|Unexpected message received",
     ),

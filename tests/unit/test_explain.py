@@ -50,6 +50,7 @@ EXAMPLES = {
     "srun: error: task 1 launch failed: Slurmd could not connect IO": "not-launched",
     "srun: error: Task launch for StepId=5.1 failed on node n3: Communication": "not-launched",
     "srun: error: Unable to create step for job 5: Socket timed out on": "slurm-away",
+    "srun: error: Unable to confirm allocation for job 5: Unexpected missing socket": "slurm-away",
     "AssertionError: loss scale": "assertion",
     "python: x.c:3: main: Assertion `a == b' failed.": "assertion",
     "step 12 loss: nan": "not-a-number",

@@ -34,6 +34,7 @@ CANCELLED = "slurmstepd-n1: error: *** STEP 8.0 ON n1 CANCELLED AT 2026-11-20T12
 NEWER = "[2026-11-20T12:00:00.175] error: *** STEP 8.0"
 AWAY = "Unable to contact slurm controller (connect failure)"
 TIMED_OUT = "Socket timed out on send/recv operation"
+KILLED_MEANWHILE = "Unexpected missing socket error"
 FAILED_LAUNCH = "srun: error: Task launch for StepId=8.0 failed on node n2: Connection failure"
 NOT_LAUNCHED = "srun: error: task 1 launch failed: Slurmd could not connect IO"
 
@@ -312,6 +313,7 @@ def test_an_srun_whose_tasks_never_began_has_not_ended_well(
     [
         ("srun: error: Unable to confirm allocation for job 5: " + AWAY, False),
         ("srun: error: Unable to create step for job 5: " + TIMED_OUT, False),
+        ("srun: error: Unable to confirm allocation for job 5: " + KILLED_MEANWHILE, False),
         ("srun: error: Unable to create step for job 5: More processors requested", True),
         (f"a program quotes srun: error: Unable to create step for job 5: {AWAY}", True),
     ],

@@ -22,10 +22,14 @@ from slurm_resilience.slurm.held_allocation import Answer
         "Unexpected message received for job 7",
         "slurm_update error: Unable to contact slurm controller (connect failure)",
         "slurm_load_jobs error: Socket timed out on send/recv operation",
+        "slurm_load_jobs error: Unexpected missing socket error",
+        "slurm_load_jobs error: Transport endpoint is not connected",
+        "sbatch: error: Batch job submission failed: Connection reset by peer",
     ],
 )
 def test_an_order_without_an_answer_may_be_given_again(tmp_path: Path, said: str) -> None:
-    """The first is what `scontrol requeue` says, on 22.05 as on 26.05."""
+    """The first is what `scontrol requeue` says, on 22.05 as on 26.05; the last three are told
+    where slurmctld is killed meanwhile."""
     (tmp_path / "squeue").write_text("#!/bin/sh\necho 7 7 N/A\n")
     (tmp_path / "scontrol").write_text(f"#!/bin/sh\necho '{said}' >&2\nexit 1\n")
     for name in ("squeue", "scontrol"):

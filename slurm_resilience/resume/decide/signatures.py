@@ -230,7 +230,7 @@ SIGNATURES: tuple[Signature, ...] = (
         _R.ROOT,
         r"^srun: error: Unable to (?:confirm allocation|create step) for job \d+: "
         r"(?:Unable to contact slurm controller|Socket timed out|Zero Bytes were transmitted"
-        r"|Slurm backup controller in standby)",
+        r"|Slurm backup controller in standby|Unexpected missing socket|Connection reset by peer)",
         "slurmctld did not answer srun, so that no task was started",
     ),
     Signature(

@@ -42,7 +42,8 @@ _LAUNCH_FAILED = (
 _UNANSWERED = (
     rb"(?m)^srun: error: Unable to (?:confirm allocation|create step) for job \d+: "
     rb"(?:Unable to contact slurm controller|Socket timed out on send/recv operation"
-    rb"|Zero Bytes were transmitted or received|Slurm backup controller in standby mode)"
+    rb"|Zero Bytes were transmitted or received|Slurm backup controller in standby mode"
+    rb"|Unexpected missing socket error|Connection reset by peer)"
 )
 # The user's processes are used up (ulimit -u), or this machine's memory: srun gives up then.
 _NO_THREAD = rb"(?m)^srun: fatal: \w+: pthread_create error "

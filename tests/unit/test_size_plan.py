@@ -253,6 +253,14 @@ def test_all_nodes_of_a_group_go_together() -> None:
     assert [type(a) for a in story.tick(120.0)] == [ev.SayShrank, ev.GiveBack], "not for ever"
 
 
+def test_a_request_that_a_person_ends_is_made_again_later_and_named() -> None:
+    story = Story(size(1))
+    story.tick()
+    (job,) = story.jobs
+    _, told = story.tell(ev.CompanionSeen(0, job, "CANCELLED", ()))
+    assert told == ev.SayNotGrown(f"job {job} was ended while it waited", 60.0)
+
+
 def test_ranks_that_do_not_come_give_their_nodes_back() -> None:
     story = Story(size(1))
     story.tick()

@@ -218,7 +218,8 @@ class SizePlan:
             yield ev.StartGroup(group.number, group.companion, self._slots(group))
         elif group.state is _S.ASKED and not waits and not runs:
             # A person has ended the request: it is not made again at once.
-            yield from self._vacate(group, now, failed="the request for nodes was ended")
+            ended = f"job {group.companion} was ended while it waited"
+            yield from self._vacate(group, now, failed=ended)
         elif group.holds_nodes and seen.state == "SUSPENDED":
             # Its ranks are stopped, and the others have given them up or soon will.
             self._begin_to_leave(group, f"job {group.companion} was suspended", now)

@@ -120,6 +120,14 @@ def companion_name(job: int, restarts: int, supervisor: int, *, lent: bool = Fal
     return f"sres-companion-of-{job}.{restarts}-{supervisor}{_LENT if lent else ''}"
 
 
+def name_of_companion(job: Job) -> str:
+    """Return the name of a job that is a companion; empty: it is none."""
+    if job.companion_of is None:
+        return ""
+    number, restarts = job.companion_of
+    return companion_name(number, restarts, job.companion_supervisor, lent=job.is_lent)
+
+
 def is_companion(found: Job, of: Job, supervisor: int) -> bool:
     """Return whether a job is a companion that a supervisor has asked for in the job's present run.
     Another one may have its number by now: a slurmctld that was killed forgets the jobs of its last

@@ -14,7 +14,7 @@ import msgspec
 from slurm_resilience.errors import NotFound, SlurmError, SlurmUnreachable, SresError
 from slurm_resilience.model import Job, Node
 from slurm_resilience.slurm.client import ClusterInfo, StepInfo
-from slurm_resilience.slurm.companion_job import CompanionRequest, FoundCompanion, companion_name
+from slurm_resilience.slurm.companion_job import CompanionRequest, FoundCompanion, name_of_companion
 
 REQUEUE_DELAY = 120.0
 """Seconds that a requeued job waits (Slurm's cred_expire)."""
@@ -278,7 +278,7 @@ class FakeSlurm:
         entry = self._jobs.get(job_id)
         if entry is None:
             return  # scancel says nothing of a job that is not there
-        if name and name != self._companion_name(entry.job):
+        if name and name != name_of_companion(entry.job):
             return
         if entry.job.state == "PENDING":
             del self._jobs[job_id]
@@ -323,12 +323,6 @@ class FakeSlurm:
             is_lent=request.lent,
         )
         return number
-
-    def _companion_name(self, job: Job) -> str:
-        if job.companion_of is None:
-            return ""
-        number, restarts = job.companion_of
-        return companion_name(number, restarts, job.companion_supervisor, lent=job.is_lent)
 
     def companions(self, job: Job) -> tuple[FoundCompanion, ...]:
         self._enter("companions", job.id)

@@ -16,7 +16,11 @@ from slurm_resilience.errors import NotFound, SlurmError, SlurmUnreachable
 from slurm_resilience.model import Job, Node
 from slurm_resilience.simulate.schedule import Schedule
 from slurm_resilience.slurm.client import ClusterInfo, StepInfo
-from slurm_resilience.slurm.companion_job import CompanionRequest, FoundCompanion
+from slurm_resilience.slurm.companion_job import (
+    CompanionRequest,
+    FoundCompanion,
+    name_of_companion,
+)
 
 REQUEUE_SECONDS = 120.0
 """A requeued job waits this long (Slurm's cred_expire)."""
@@ -534,6 +538,8 @@ class SimSlurm:
         entry = self._jobs.get(job_id)
         if entry is None:
             return  # scancel says nothing of a job that is not there
+        if name and name != name_of_companion(entry.job):
+            return
         if self.watcher is not None:
             self.watcher.job_ended(entry.job, bool(entry.steps))
         if entry.job.state == "PENDING":

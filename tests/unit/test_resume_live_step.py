@@ -205,7 +205,7 @@ def make_site(
     yield site
     for step in site.signals.steps:
         step.send_signal(signal.SIGKILL)
-    assert site.over.wait(30)
+    assert site.over.wait(60)
 
 
 @pytest.fixture

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import itertools
+import os
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
@@ -20,6 +21,20 @@ assert _spec is not None and _spec.loader is not None
 _cluster = importlib.util.module_from_spec(_spec)
 _spec.loader.exec_module(_cluster)
 fresh_lab, shared_lab, wait_for = _cluster.fresh_lab, _cluster.shared_lab, _cluster.wait_for
+
+
+INTERFACE = "GLOO_SOCKET_IFNAME"
+
+
+@pytest.fixture(autouse=True)
+def _interface_of_gloo() -> Iterator[None]:
+    """Give the variable back that a world which is formed in this process sets: a lab's nodes would
+    have it too, and cannot reach each other over `lo`."""
+    before = os.environ.get(INTERFACE)
+    yield
+    os.environ.pop(INTERFACE, None)
+    if before is not None:
+        os.environ[INTERFACE] = before
 
 
 @pytest.fixture(scope="session")

@@ -20,6 +20,7 @@ OF_COLLECTIVES = ("connection", "gloo", "nccl", "socket", "peer", "store", "time
 OF_FILES = "too many open files"
 """The error of a process that has no file descriptor left."""
 OF_THREADS = ("can't start new thread", "Resource temporarily unavailable")
+"""The errors where the system has no thread to give: Python's words, and C++'s (gloo's)."""
 THREAD_TRIES = 30
 """Faults in one step for want of a thread after which the process is replaced: it may have the last
 copy of the state, and others end meanwhile."""
@@ -146,7 +147,7 @@ def is_poisoned(error: BaseException) -> bool:
 
 
 def lacks_threads(error: BaseException) -> bool:
-    """Tell whether the system had no thread to give: Python's words for it, and C++'s, of gloo."""
+    """Tell whether the system had no thread to give."""
     words = str(error).strip()
     return isinstance(error, RuntimeError) and words in OF_THREADS
 

@@ -93,8 +93,29 @@ def test_a_learning_rate_that_a_repeated_step_sets_otherwise_is_told(
         "    nn.functional", f"    {RATE.format(rate)}    nn.functional"
     )
     body = body.replace("net = s.ddp", "count = 0\nnet = s.ddp")
-    done = run(body, inject="exception:rank=1,step=3,phase=backward")
+    # Rank 0 tells, so the fault comes on it: after it has set the rate, however slow the other is.
+    done = run(body, inject="exception:rank=0,step=3,phase=backward")
     warned(done, "a learning rate was set outside of s.update() in step 4, and to another number")
+
+
+def test_a_learning_rate_that_one_rank_alone_sets_twice_is_told(run: Program) -> None:
+    """The fault reaches rank 0 in the same step, before it sets the rate."""
+    rate = RATE.format("*= 0.9")
+    waits = f"""
+    if s.rank == 1:
+        {rate}
+    if s.step == 3 and s.generation == 1:
+        if s.rank == 0:
+            open(f"{{__file__}}.here", "w").close()
+        while s.rank == 0 or not os.path.exists(f"{{__file__}}.here"):
+            time.sleep(0.01)
+    if s.rank == 0:
+        {rate}"""
+    body = USUAL.replace("steps=4", "steps=8").replace(
+        "    nn.functional", f"{waits}    nn.functional"
+    )
+    done = run(body, "import time\n", inject="exception:rank=1,step=3,phase=backward")
+    warned(done, "step 4: replicas differ: rank 1 from rank 0")
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ from __future__ import annotations
 import msgspec
 
 from slurm_resilience.mesh.messages import GenerationEnded, Heartbeat, Message, StatusUpdate
-from slurm_resilience.mesh.model import CloseCause, GenerationEnd, Peer, PeerStatus, View
+from slurm_resilience.mesh.model import CloseCause, GenerationEnd, Member, Peer, PeerStatus, View
 
 # -- events ------------------------------------------------------------------------------------
 
@@ -24,6 +24,15 @@ class ConnectionProven(msgspec.Struct, frozen=True, tag=True):
     """By this process."""
     rerouted: bool = False
     """In place of one on which messages may have been lost."""
+
+
+class SeveralProven(msgspec.Struct, frozen=True, tag=True):
+    """Several peers are connected that were not before: the ranks of another node, mostly, over a
+    speaker."""
+
+    connections: tuple[int, ...]
+    members: tuple[Member, ...]
+    """The peer of each, with its status."""
 
 
 class ConnectionClosed(msgspec.Struct, frozen=True, tag=True):
@@ -126,6 +135,7 @@ class OutcomeFound(msgspec.Struct, frozen=True, tag=True):
 
 Event = (
     ConnectionProven
+    | SeveralProven
     | ConnectionClosed
     | PeerAbsent
     | MessageReceived

@@ -17,6 +17,7 @@ from slurm_resilience.mesh.events import (
     MessageReceived,
     NothingHeard,
     Send,
+    SeveralProven,
 )
 from slurm_resilience.mesh.mesh import Mesh
 from slurm_resilience.mesh.messages import (
@@ -188,7 +189,9 @@ def test_a_rank_that_begins_to_speak_on_purpose_is_no_other_way() -> None:
     def ways(key: tuple[int, int]) -> list[str]:
         message = MessageReceived(1, peers[0].id, peers[0].id, Reachable(key, members))
         told = [effect.event for effect in relay.step(message, 0.0) if isinstance(effect, Told)]
-        return [event.peer.id for event in told if isinstance(event, ConnectionProven)]
+        new = [event.members for event in told if isinstance(event, SeveralProven)]
+        other = [event.peer.id for event in told if isinstance(event, ConnectionProven)]
+        return [member.peer.id for members in new for member in members] + other
 
     assert ways((0, -2)) == ["peer-2", "peer-3"]
     assert ways((1, -2)) == []

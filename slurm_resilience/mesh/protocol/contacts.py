@@ -8,6 +8,8 @@ from enum import Enum
 from slurm_resilience.mesh.messages import Heartbeat
 from slurm_resilience.mesh.model import Member, Peer, PeerStatus
 
+NO_BEAT = Heartbeat()
+
 
 class ConnectionState(Enum):
     """The life of a connection after both sides have shown the secret."""
@@ -42,7 +44,7 @@ class Contact:
         self.status = status
         self.number = -1
         """Number of its newest status update; -1: only the handshake's status is known."""
-        self.beat = Heartbeat()
+        self.beat = NO_BEAT
         self.heard = now
         self.met_at = now
         """When it was met, or could be heard again: what is known of it by then may be old."""
@@ -57,7 +59,7 @@ class Contacts:
         """Those that are in their block."""
         self._connections: tuple[int, ...] | None = None
         """As last returned; None: one has come or gone since."""
-        self._on_seat: dict[int, set[str]] = {}
+        self._on_seat: dict[int, list[str]] = {}
         self._numbers: dict[str, list[int]] = {}
         """All connections to each peer."""
         self._states: dict[int, ConnectionState] = {}
@@ -98,6 +100,10 @@ class Contacts:
         """Return the ids of the connected peers that are not among these."""
         return self._by_id.keys() - peer_ids
 
+    def has_seat(self, seat: int) -> bool:
+        """Tell whether any sits on a seat."""
+        return seat in self._on_seat
+
     def on_seat(self, seat: int) -> list[Contact]:
         """Return those that sit on one seat."""
         return [self._by_id[peer_id] for peer_id in sorted(self._on_seat.get(seat, ()))]
@@ -122,10 +128,12 @@ class Contacts:
 
     def add(self, contact: Contact) -> None:
         """Add a peer that is connected for the first time."""
-        self._by_id[contact.peer.id] = contact
-        self.note_status(contact, contact.status)
-        self._on_seat.setdefault(contact.peer.seat, set()).add(contact.peer.id)
-        self._own(contact.connection, contact.peer.id)
+        peer_id = contact.peer.id
+        self._by_id[peer_id] = contact
+        if contact.status.phase == "running":
+            self._running[peer_id] = contact
+        self._on_seat.setdefault(contact.peer.seat, []).append(peer_id)
+        self._own(contact.connection, peer_id)
 
     def supersede(self, contact: Contact, kept: int, dropped: int, finish: bool) -> None:
         """Have one of two connections to a peer count from now on.
@@ -202,7 +210,7 @@ class Contacts:
         contact = self._by_id.pop(peer_id, None)
         if contact is not None:
             on_seat = self._on_seat[contact.peer.seat]
-            on_seat.discard(peer_id)
+            on_seat.remove(peer_id)
             if not on_seat:
                 del self._on_seat[contact.peer.seat]
         return contact

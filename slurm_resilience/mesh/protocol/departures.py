@@ -159,6 +159,11 @@ class Departures:
                 side.losses.lose(peer.id, dead=True)
         self.lose_replaced([member.peer for member in side.present()])
 
+    def note_outcome(self, code: int) -> None:
+        """Take in how the training has ended, as the rendezvous tells it."""
+        if code == 0:
+            self.conclude()
+
     def note_end_of(self, told: Peer, cause: CloseCause) -> None:
         """Judge by the end of a connection if a peer that was told to leave is dead."""
         side = self._side

@@ -83,11 +83,11 @@ class Way:
 
     __slots__ = ("chosen", "lost_at", "number", "opened", "peer", "seen")
 
-    def __init__(self, peer: Peer) -> None:
+    def __init__(self, peer: Peer, chosen: tuple[int, int]) -> None:
         self.peer = peer
         self.number = 0
         """Negative; 0: the membership has closed it."""
-        self.chosen: tuple[int, int] | None = None
+        self.chosen: tuple[int, int] | None = chosen
         """Link and stamp of the offer; None: it is held open."""
         self.lost_at = 0.0
         self.opened = self.seen = 0
@@ -100,6 +100,8 @@ class Ways:
     def __init__(self) -> None:
         self.to: dict[str, Way] = {}
         """By the peer's id."""
+        self.passed: dict[str, tuple[int, int, Key]] = {}
+        """The ways that the ranks of this node were told of, as in `Way.chosen`, and the key."""
         self.held: dict[str, Way] = {}
         """Those of them that are held open: no link leads along them now."""
         self.by_number: dict[int, str] = {}

@@ -37,6 +37,7 @@ from slurm_resilience.mesh.events import (
     Reached,
     SameReceived,
     Send,
+    SeveralProven,
     WorldWorked,
 )
 from slurm_resilience.mesh.messages import (
@@ -86,6 +87,8 @@ class Membership:
                 self._note_sound(event, now)
             case ConnectionProven():
                 self._meet(event, now)
+            case SeveralProven():
+                self._meet_several(event, now)
             case ConnectionClosed():
                 self._part(event, now)
             case PeerAbsent(peer_id=peer_id):
@@ -103,8 +106,7 @@ class Membership:
             case HoldersListed(peers=peers):
                 self._departures.note_listed(peers)
             case OutcomeFound(code=code):
-                if code == 0:
-                    self._departures.conclude()
+                self._departures.note_outcome(code)
             case _ as other:
                 assert_never(other)
         return side.drain()
@@ -157,6 +159,24 @@ class Membership:
             side.effects.append(Reached(event.connection))
         self._departures.clear_seat(peer, now)
         side.news(knock=True)
+
+    def _meet_several(self, event: SeveralProven, now: float) -> None:
+        """Meet several peers at once. Before its first world a process meets all the others, and
+        most of them for the first time: nothing else is to be said of these."""
+        side = self.side
+        has_no_world, new = side.has_no_world, 0
+        for number, member in zip(event.connections, event.members, strict=True):
+            peer = member.peer
+            if has_no_world and peer.incarnation == 0 and side.is_new(peer):
+                side.contacts.add(Contact(peer, number, member.status, now))
+                side.untold.append(number)
+                new += 1
+            else:
+                dialed = side.me.id < peer.id
+                self._meet(ConnectionProven(number, peer, member.status, dialed), now)
+                has_no_world = side.has_no_world
+        if new > 0:
+            side.news(knock=True)
 
     def _tell_world(self, contact: Contact | None) -> None:
         """Have a peer of an older world know the newest one, which went on without it: it might

@@ -41,6 +41,7 @@ from slurm_resilience.mesh.events import (
     PeerAbsent,
     SameReceived,
     Send,
+    SeveralProven,
 )
 from slurm_resilience.mesh.messages import (
     FRAMES,
@@ -77,6 +78,7 @@ from slurm_resilience.mesh.protocol.links import (
 from slurm_resilience.mesh.protocol.routing import Routing, addressed
 from slurm_resilience.mesh.protocol.speaker_role import SpeakerRole
 from slurm_resilience.mesh.protocol.speaker_search import START_SECONDS, SpeakerSearch
+from slurm_resilience.mesh.protocol.way_choice import WayChoice
 
 HOLD_SECONDS = 1.0
 """So long a way without a speaker is held open at least, and as long as a silent speaker would be
@@ -119,10 +121,8 @@ class Relay:
         self._status_of = status_of
         self._links = Links(me.node)
         self._offers = Offers()
-        self._passed: dict[str, tuple[int, int, Key]] = {}
-        """The far offers that the ranks of this node were told of, as in `Way.chosen`, and the
-        key."""
         self._ways = Ways()
+        self._choice = WayChoice(me, self._links, self._offers, self._near, self._ways)
         self._search = SpeakerSearch(me)
         self._role = SpeakerRole(me, self._near, self._search, now)
         self._count = 0
@@ -133,7 +133,7 @@ class Relay:
         """So much later the last one came."""
         self._effects: list[LinkEffect] = []
         self._outboxes = Outboxes(me, self._links, self._offers, self._effects.append, now)
-        self._routing = Routing(me.id, self._ways, self._passed, self._offers, self._outboxes)
+        self._routing = Routing(me.id, self._ways, self._offers, self._outboxes)
 
     # -- for the owner ----------------------------------------------------------------------------
 
@@ -325,7 +325,7 @@ class Relay:
     def _take_key(self, term: int, now: float) -> bool:
         is_written = self._role.take(term)
         self._send_near(Speaks(self._role.key))
-        self._choose(self._passed, now)
+        self._choose(self._ways.passed, now)
         return is_written
 
     def _near_peers(self) -> Iterable[Peer]:
@@ -490,16 +490,18 @@ class Relay:
     def _offer(self, number: int, key: Key, members: Iterable[Member], now: float) -> None:
         self._count += 1
         touched = []
+        known = self._offers.over(number)
+        for node in {member.peer.node for member in members}:
+            self._search.note_speaker(node, key)
         for member in members:
-            self._search.note_speaker(member.peer.node, key)
-            if member.peer.node != self._me.node and not self._search.is_dead(member.peer.id):
-                self._search.know(member.peer, now)
-                before = self._offers.over(number).get(member.peer.id)
+            peer = member.peer
+            if peer.node != self._me.node and self._search.know(peer, now):
+                before = known.get(peer.id)
                 # The same speaker has only begun to speak on purpose: that is no other way.
                 same = before is not None and before.key < key and before.key[1] == key[1]
                 stamp = before.stamp if before is not None and same else self._count
                 self._offers.put(number, Offer(member, key, stamp))
-                touched.append(member.peer.id)
+                touched.append(peer.id)
         self._choose(touched, now)
 
     def _withdraw(self, number: int, peers: Sequence[str], cause: CloseCause, now: float) -> None:
@@ -575,7 +577,9 @@ class Relay:
 
     def _far_offers(self) -> list[Offer]:
         """Return what the ranks of this node were told of."""
-        return [self._offers.over(link)[peer_id] for peer_id, (link, *_) in self._passed.items()]
+        return [
+            self._offers.over(link)[peer_id] for peer_id, (link, *_) in self._ways.passed.items()
+        ]
 
     def _choose(self, peers: Iterable[str], now: float) -> None:
         """Choose the best way to each of these again, and tell of what has changed."""
@@ -585,60 +589,56 @@ class Relay:
         self._routing.forget()
         told: dict[Key, list[Member]] = {}
         lost = []
-        for peer_id in peers:
-            found = [
-                (self._key_of(link), offer, -link, not self._is_over_silent(link))
-                for link, offer in self._offers.to(peer_id).items()
-            ]
-            far = [one for one in found if self._links.is_far(-one[2])]
-            kept = self._passed.get(peer_id)
-            best = _best(far, -1 if kept is None else kept[0])
+        new: list[Member] = []
+        for peer_id, best, own in self._choice.of(peers):
             passed = None if best is None else (-best[2], best[1].stamp, best[1].key)
-            if passed != kept:
+            if passed != self._ways.passed.get(peer_id):
                 if best is None or passed is None:
-                    self._passed.pop(peer_id, None)
+                    self._ways.passed.pop(peer_id, None)
                     lost.append(peer_id)
                 else:
-                    self._passed[peer_id] = passed
+                    self._ways.passed[peer_id] = passed
                     told.setdefault(best[1].key, []).append(best[1].member)
-            able = [one for one in found if one[0] > NO_KEY]
-            way = self._ways.to.get(peer_id)
-            taken = -1 if way is None or way.chosen is None else way.chosen[0]
-            self._go(peer_id, _best(able, taken), now)
+            if own is not None and peer_id not in self._ways.to:
+                self._ways.to[peer_id] = Way(own[1].member.peer, (-own[2], own[1].stamp))
+                new.append(own[1].member)
+            else:
+                self._go(peer_id, own, now)
+        self._open_new(new)
         for key, members in told.items():
             self._send_near(Reachable(key, tuple(members)))
         lost = [peer_id for peer_id in lost if not self._search.is_dead(peer_id)]
         if lost:
             self._send_near(Unreachable(tuple(lost), "lost"))
 
-    def _is_over_silent(self, link: int) -> bool:
-        return self._links.peers[link].id in self._near.silent
-
-    def _key_of(self, link: int) -> Key:
-        """Return the key of the rank of this node that holds the next link of a way."""
-        peer = self._links.peers[link]
-        return self._near.keys.get(self._me.id if peer.node != self._me.node else peer.id, NO_KEY)
-
     def _go(self, peer_id: str, best: Found | None, now: float) -> None:
         way = self._ways.to.get(peer_id)
+        if way is None:
+            return
         if best is None:
-            if way is not None and way.chosen is not None:
+            if way.chosen is not None:
                 way.chosen, way.lost_at = None, now
                 self._ways.held[peer_id] = way
                 self._search.hurry(now)
-            return
-        chosen = (-best[2], best[1].stamp)
-        if way is None:
-            way = self._ways.to[peer_id] = Way(best[1].member.peer)
-            way.chosen = chosen
-            self._open(way, best[1].member.status, rerouted=False)
-        elif way.chosen != chosen:
+        elif way.chosen != (chosen := (-best[2], best[1].stamp)):
             way.chosen = chosen
             self._ways.held.pop(peer_id, None)
             if way.number < 0:
                 # Its way back may be as before: then it does not know that anything was lost.
                 self._announce_open(way)
                 self._open(way, best[1].member.status, rerouted=True)
+
+    def _open_new(self, members: Sequence[Member]) -> None:
+        """Have the membership see connections to peers to which there was no way."""
+        if not members:
+            return
+        first = self._count + 1
+        self._count += len(members)
+        numbers = tuple(range(-first, -self._count - 1, -1))
+        for number, member in zip(numbers, members, strict=True):
+            self._ways.to[member.peer.id].number = number
+            self._ways.by_number[number] = member.peer.id
+        self._tell(SeveralProven(numbers, tuple(members)))
 
     def _open(self, way: Way, status: PeerStatus, rerouted: bool) -> None:
         """Have the membership see a new connection, in place of the one before."""
@@ -658,7 +658,7 @@ class Relay:
         self._routing.forget()
         self._search.dead(peer_id)
         self._offers.drop_peer(peer_id)
-        self._passed.pop(peer_id, None)
+        self._ways.passed.pop(peer_id, None)
         way = self._ways.to.get(peer_id)
         if way is not None:
             self._forget(way, "its process has ended", "closed")
@@ -686,14 +686,3 @@ class Relay:
         effects = self._effects.copy()
         self._effects.clear()
         return effects
-
-
-def _best(ways: Sequence[Found], kept: int) -> Found | None:
-    """Return the best of several ways. Of two that are alike it is the one over the link that is
-    taken already, else over the older one: a change costs a greeting."""
-
-    def preference(found: Found) -> tuple[bool, Key, Key, bool, int]:
-        near, offer, order, answers = found
-        return answers, offer.key, near, -order == kept, order
-
-    return max(ways, key=preference, default=None)

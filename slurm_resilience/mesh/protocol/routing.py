@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from slurm_resilience.mesh.messages import FRAMES, Heartbeat, Message, Relayed
 from slurm_resilience.mesh.protocol.bundling import Outboxes
-from slurm_resilience.mesh.protocol.links import Key, Offers, Route, Routes, Ways
+from slurm_resilience.mesh.protocol.links import Offers, Route, Routes, Ways
 
 
 class Routing:
@@ -17,7 +17,6 @@ class Routing:
         self,
         me: str,
         ways: Ways,
-        passed: Mapping[str, tuple[int, int, Key]],
         offers: Offers,
         outboxes: Outboxes,
     ) -> None:
@@ -25,13 +24,11 @@ class Routing:
         Args:
             me: id of this process.
             ways: of this process.
-            passed: id → what the ranks of this node were told of, its link first.
             offers: peers that are reached over each link.
             outboxes: take the messages.
         """
         self._me = me
         self._ways = ways
-        self._passed = passed
         self._offers = offers
         self._outboxes = outboxes
         self._routes = Routes()
@@ -65,7 +62,7 @@ class Routing:
         if relayed.targets:
             routes = self._over_offers(relayed.targets)
         elif self._routes.far is None:
-            routes = self._routes.far = self._over_offers(self._passed)
+            routes = self._routes.far = self._over_offers(self._ways.passed)
         else:
             routes = self._routes.far
         self._give(routes, relayed)
@@ -92,7 +89,7 @@ class Routing:
         """Return the routes of what the ranks of this node say."""
         groups: dict[int, list[str]] = {}
         for peer_id in ids:
-            passed = self._passed.get(peer_id)
+            passed = self._ways.passed.get(peer_id)
             if passed is not None:
                 groups.setdefault(passed[0], []).append(peer_id)
         return self._named(groups)

@@ -139,6 +139,10 @@ class Losses:
             del self._strikes[found]
         return found
 
+    def knows(self, peer_id: str) -> bool:
+        """Tell whether a peer was lost before."""
+        return peer_id in self.peers or peer_id in self.evicted or peer_id in self.gone_done
+
     def find(self, peer_id: str) -> None:
         """Note that a peer is there again."""
         self.peers.pop(peer_id, None)
@@ -261,6 +265,19 @@ class Side:
             return self.status
         contact = self.contacts.get(peer_id)
         return contact.status if contact is not None else PeerStatus()
+
+    @property
+    def has_no_world(self) -> bool:
+        """Tell whether this process takes part, and knows of no world yet."""
+        standing, state = self.standing, self.generation
+        is_over = bool(standing.evicted) or standing.finished
+        return not is_over and state.view is None and state.worked is None
+
+    def is_new(self, peer: Peer) -> bool:
+        """Tell whether nothing is known of a peer, nor of any other on its seat."""
+        seat = peer.seat
+        is_other = 0 <= seat != self.me.seat
+        return is_other and not self.contacts.has_seat(seat) and not self.losses.knows(peer.id)
 
     def invitation(self) -> View | None:
         """Return the generation that the main thread should enter; None: there is none now."""

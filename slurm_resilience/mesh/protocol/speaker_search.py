@@ -46,14 +46,20 @@ class SpeakerSearch:
         self.written: dict[str, str] = {}
         """The nodes of the speakers that were found written down, by their id."""
 
-    def know(self, peer: Peer, at: float) -> None:
-        """Note a rank of another node, and when one of it may be dialed, if none was known."""
-        if peer.seat < 0 or peer.id in self._dead or peer.node == self._me.node:
-            return
-        ranks = self._nodes.setdefault(peer.node, {})
-        if peer.id not in ranks:
+    def know(self, peer: Peer, at: float) -> bool:
+        """Note a rank of another node, and when one of it may be dialed, if none was known; tell
+        whether it is one, and not known to have ended."""
+        node = peer.node
+        if peer.seat < 0 or peer.id in self._dead or node == self._me.node:
+            return False
+        ranks = self._nodes.get(node)
+        if ranks is None:
+            self._nodes[node] = {peer.id: peer}
+            self.next_at = min(self.next_at, self._due.setdefault(node, at))
+        elif peer.id not in ranks:
             ranks[peer.id] = peer
-            self.next_at = min(self.next_at, self._due.setdefault(peer.node, at))
+            self.next_at = min(self.next_at, self._due.setdefault(node, at))
+        return True
 
     def find(self, peer: Peer, now: float, patience: float, *, finds_me: bool) -> None:
         """Note the speaker of another node, as it is written down at a start.

@@ -5,16 +5,16 @@ A set reaches every member; a change that depends on the old value goes through 
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Iterable
 
 import msgspec
 
 from slurm_resilience.clock import SYSTEM_CLOCK
 from slurm_resilience.errors import WireError
-from slurm_resilience.mesh.key_table import KeyTable, changed_value, home_of
 from slurm_resilience.mesh.messages import KeyChange, KeyChanged, KeyPut, Message
+from slurm_resilience.mesh.protocol.key_table import KeyTable, changed_value, home_of
 from slurm_resilience.mesh.protocol.membership import Membership
+from slurm_resilience.mesh.wakeups import Wakeups
 
 ANSWERS_KEPT = 64
 """For each member: more changes than it has under way at once, one for each thread that waits."""
@@ -27,13 +27,13 @@ class KeyStore:
         self,
         membership: Membership,
         send: Callable[[Iterable[int], Message], None],
-        changed: threading.Condition,
+        changed: Wakeups,
     ) -> None:
         """
         Args:
             membership: knows the generation and its members.
             send: sends a message on connections to them.
-            changed: notified when the generation ends; its lock guards the keys too.
+            changed: tells when the generation ends; its lock guards the keys too.
         """
         self._membership = membership
         self._send = send
@@ -82,7 +82,7 @@ class KeyStore:
                 awaited = set(missing)
                 self._awaited.append(awaited)
                 try:
-                    self._changed.wait(left)
+                    self._changed.wait(lambda: self._is_over(generation), left)
                 finally:
                     self._awaited = [other for other in self._awaited if other is not awaited]
 
@@ -129,7 +129,7 @@ class KeyStore:
             left = deadline - SYSTEM_CLOCK.monotonic()
             if left <= 0:
                 raise TimeoutError(f"key {change.key!r}: no answer within {timeout:g} s")
-            self._changed.wait(left)
+            self._changed.wait(lambda: self._is_over(change.generation), left)
         return self._answers.pop(change.number)
 
     # -- for the mesh, with the lock ----------------------------------------------------------
@@ -152,7 +152,7 @@ class KeyStore:
                 self._send((connection,), answer)
             case KeyChanged(number=number, value=value) if number in self._asked:
                 self._answers[number] = value
-                self._changed.notify_all()
+                self._changed.wake()
             case KeyChanged():
                 pass  # an answer that came twice
             case _:
@@ -190,7 +190,7 @@ class KeyStore:
     def close(self) -> None:
         """Have all calls that wait end."""
         self._closed = True
-        self._changed.notify_all()
+        self._changed.wake()
 
     def _wake(self, key: str) -> None:
         """Threads are woken by the last key that they wait for: each of many ranks that form a
@@ -199,15 +199,19 @@ class KeyStore:
         for awaited in self._awaited:
             awaited.discard(key)
             if not awaited:
-                self._changed.notify_all()
+                self._changed.wake()
 
     def _still(self, generation: int) -> None:
         state = self._membership.side.generation
         if self._closed:
             raise WireError("the mesh is closed")
-        if state.number != generation or state.end is not None:
+        if self._is_over(generation):
             reason = state.end.reason if state.end else "a newer one was formed"
             raise WireError(f"the generation is over: {reason}")
+
+    def _is_over(self, generation: int) -> bool:
+        state = self._membership.side.generation
+        return state.number != generation or state.end is not None
 
     def _change(self, change: KeyChange) -> bytes:
         old = self._table.of(change.generation).get(change.key)

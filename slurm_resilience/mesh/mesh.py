@@ -71,6 +71,7 @@ from slurm_resilience.mesh.protocol.world_plan import WorldRules
 from slurm_resilience.mesh.rendezvous import Rendezvous, SharedDirectory
 from slurm_resilience.mesh.rendezvous_entry import RendezvousEntry
 from slurm_resilience.mesh.transport import STRANGERS, Transport
+from slurm_resilience.mesh.wakeups import Wakeups
 
 __all__ = ["Mesh", "Stopped"]
 
@@ -97,25 +98,6 @@ class MeshCallbacks(NamedTuple):
     on_evict: Callable[[str], None]
     on_tick: Callable[[float], Heartbeat | None]
     on_given_up: Callable[[Peer, str], None]
-
-
-class _TurnNews:
-    """The threads that wait for a change are woken at the end of a turn: once, and when the lock is
-    about to be free."""
-
-    def __init__(self, changed: threading.Condition) -> None:
-        self._changed = changed
-        self._is_due = False
-
-    def note(self) -> None:
-        """Note that something has changed. With the lock."""
-        self._is_due = True
-
-    def tell(self) -> None:
-        """Wake those that wait, if something has. With the lock."""
-        if self._is_due:
-            self._is_due = False
-            self._changed.notify_all()
 
 
 class Mesh:
@@ -179,8 +161,7 @@ class Mesh:
         self._entry = RendezvousEntry(rendezvous, self.me, self._take_secret, is_lent=is_lent)
         self._membership = Membership(self.me, rules, chosen, SYSTEM_CLOCK.monotonic())
         self._lock = self._transport.lock
-        self._changed = threading.Condition(self._lock)  # type: ignore[arg-type]
-        self._news = _TurnNews(self._changed)
+        self._changed = Wakeups(self._lock)
         self._keys = KeyStore(self._membership, self._send, self._changed)
         self._relay = self._make_relay() if speakers else None
         self._callbacks = MeshCallbacks(on_end, on_evict, on_tick, on_given_up)
@@ -394,7 +375,14 @@ class Mesh:
                     self._entry.looks.ask(self._look_for_outcome)
                     ask_at = now + self._outcome_pause
                 until = ask_at if deadline is None else min(ask_at, deadline)
-                self._changed.wait(until - now)
+                self._changed.wait(self._has_an_answer, until - now)
+
+    def _has_an_answer(self) -> bool:
+        """Tell whether `meet` has something to return, or to raise."""
+        side = self._membership.side
+        standing = side.standing
+        is_over = bool(standing.stopped or standing.evicted or standing.finished or self._closing)
+        return is_over or side.invitation() is not None
 
     def _look_for_outcome(self) -> None:
         outcome = self._rendezvous.ended()
@@ -408,8 +396,10 @@ class Mesh:
 
     def wait_for_end(self, seconds: float) -> None:
         """Wait until the current generation has ended, or the time is over."""
+        deadline = SYSTEM_CLOCK.monotonic() + seconds
         with self._changed:
-            self._changed.wait_for(lambda: self.end is not None, seconds)
+            while self.end is None and (left := deadline - SYSTEM_CLOCK.monotonic()) > 0:
+                self._changed.wait(lambda: self.end is not None, left)
 
     def hear_out(
         self, view: View, enough: Callable[[list[PeerStatus]], T | None], seconds: float
@@ -433,7 +423,7 @@ class Mesh:
                 left = deadline - SYSTEM_CLOCK.monotonic()
                 if found is not None or left <= 0 or self._closing or self.evicted:
                     return found
-                self._changed.wait(left)
+                self._changed.wait(lambda: True, left)
 
     def wait_until_out(self, seconds: float) -> bool:
         """Wait until the main thread has left its block; False when it has not within the time."""
@@ -443,7 +433,7 @@ class Mesh:
                 left = deadline - SYSTEM_CLOCK.monotonic()
                 if left <= 0:
                     return False
-                self._changed.wait(left)
+                self._changed.wait(lambda: self.status.phase != "running", left)
         return True
 
     # -- what the transport calls -------------------------------------------------------------
@@ -508,7 +498,7 @@ class Mesh:
                 if self._relay.speaks:
                     self._entry.speaks()
                 wake_at = min(self._membership.side.wake_at, self._relay.wake_at)
-            self._news.tell()
+            self._changed.tell()
         # Without the lock: it may take a while, and the main thread may hold it.
         if cut is not None:
             self._callbacks.on_end(cut)
@@ -530,7 +520,7 @@ class Mesh:
         with self._lock:
             self._take(event)
             self._flush()
-            self._news.tell()
+            self._changed.tell()
         self._transport.ring()
 
     def _flush(self) -> None:
@@ -570,7 +560,7 @@ class Mesh:
                 case News(knock=knock):
                     if knock and not self.knock.is_set():
                         self.knock.set()
-                    self._news.note()
+                    self._changed.note()
                 case BeatDue():
                     self._beat()
                 case Reached(connection=number):

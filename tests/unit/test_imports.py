@@ -124,7 +124,6 @@ PROMISED = [
     "mesh/model",
     "mesh/messages",
     "mesh/events",
-    "mesh/key_table",
     "mesh/dial_book",
     "training/recovery/fault_policy",
 ]

@@ -12,11 +12,11 @@ from mesh_peers import LIMIT, crew, leave, until, world
 
 from slurm_resilience.errors import WireError
 from slurm_resilience.mesh.events import MessageReceived
-from slurm_resilience.mesh.key_table import home_of
 from slurm_resilience.mesh.keys import ANSWERS_KEPT
 from slurm_resilience.mesh.mesh import Mesh
 from slurm_resilience.mesh.messages import KeyChange, NewGeneration
 from slurm_resilience.mesh.model import GenerationEnd, Member, PeerStatus, View, generation_number
+from slurm_resilience.mesh.protocol.key_table import home_of
 
 
 def test_a_key_is_there_for_all(tmp_path: Path) -> None:

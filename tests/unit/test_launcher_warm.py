@@ -258,6 +258,17 @@ class TestForks:
         with pytest.raises(OSError):
             Process.fork(server)
 
+    def test_one_that_was_stopped_goes_on_when_it_gets_its_program(
+        self, place: Path, servers: list[Process]
+    ) -> None:
+        script = place / "train.py"
+        script.write_text("raise SystemExit(5)\n")
+        server, _ = serve(servers, "heavy")
+        process = Process.fork(server)
+        process.signal(signal.SIGSTOP)
+        os.waitid(os.P_PIDFD, process.pidfd, os.WSTOPPED | os.WNOWAIT)
+        assert run(process, ProcessSpec("script", (str(script),), {})) == 5
+
     def test_a_crash_leaves_no_zombie_and_no_descriptor(
         self, place: Path, servers: list[Process]
     ) -> None:

@@ -210,12 +210,14 @@ class Process:
         return tuple(pipe.fileno() for pipe in self._pipes)
 
     def give(self, order: ProcessSpec) -> None:
-        """Let it become the user's program.
+        """Let it become the user's program. One that was stopped meanwhile goes on: as a rank it
+        would be waited for, and given up.
 
         Raises:
             OSError: it is dead.
         """
         self._renice(0)
+        self.signal(signal.SIGCONT)
         self.link.sendall(json.dumps(msgspec.to_builtins(order)).encode() + b"\n")
 
     def hear(self) -> list[dict[str, Any]]:

@@ -78,6 +78,8 @@ class Run:
                 stderr=err,
                 stdin=subprocess.DEVNULL,
                 env=clean | {"TMPDIR": str(self.directory)} | (env or {}),
+                # A shell has what it starts in the background ignore it, and so do its children.
+                preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
             )
         return self.process
 

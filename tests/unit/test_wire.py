@@ -1193,6 +1193,33 @@ def test_what_waits_for_a_round_takes_little_memory(sresctld: Sresctld) -> None:
     assert all(len(msgspec.msgpack.encode(message)) < 10_000 for message in (started, *others))
 
 
+def test_a_user_pauses_for_the_processor_time_of_his_messages(
+    sresctld: Sresctld, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """He does not pause for the time in which sresctld waits for a core: a pause ten times as
+    long as that had his supervisor's kernel give its connection up."""
+    took: list[float] = []
+    pause, received = limits.UserLimits.pause, sresctld.inbox.received
+
+    def noted(of: limits.UserLimits, uid: int, seconds: float, now: float) -> float:
+        took.append(seconds)
+        return pause(of, uid, seconds, now)
+
+    def later(*words: Any) -> None:
+        threading.Event().wait(0.5)
+        received(*words)
+
+    monkeypatch.setattr(limits.UserLimits, "pause", noted)
+    monkeypatch.setattr(sresctld.inbox, "received", later)
+    program = run_as(
+        ALICE,
+        sresctld,
+        "c = connect('job', '7')\nprint(c.ask(EvidenceRequest(())).asked, flush=True)\n",
+    )
+    assert said_by(program) == "True\n"
+    assert took and max(took) < 0.4
+
+
 def test_root_may_pause(sresctld: Sresctld) -> None:
     with sresctld.connect() as connection:
         assert connection.ask(PauseRequest("by hand")) == Status({"paused": "by hand"})

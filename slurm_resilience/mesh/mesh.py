@@ -423,7 +423,7 @@ class Mesh:
                 left = deadline - SYSTEM_CLOCK.monotonic()
                 if found is not None or left <= 0 or self._closing or self.evicted:
                     return found
-                self._changed.wait(lambda: True, left)
+                self._changed.wait(lambda: True, left)  # only the caller knows what is enough
 
     def wait_until_out(self, seconds: float) -> bool:
         """Wait until the main thread has left its block; False when it has not within the time."""

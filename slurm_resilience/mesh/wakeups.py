@@ -17,17 +17,19 @@ class Wakeups:
     """The threads that wait, and what each of them waits for. Its methods need the lock."""
 
     def __init__(self, lock: FairLock) -> None:
+        self._lock = lock
+        # It takes any such lock; its type names the two of `threading` alone.
         self._changed = threading.Condition(lock)  # type: ignore[arg-type]
         self._awaited: list[Callable[[], bool]] = []
         self._is_due = False
 
     def __enter__(self) -> None:
         """Take the lock."""
-        self._changed.__enter__()
+        self._lock.acquire()
 
-    def __exit__(self, *error: object) -> None:
+    def __exit__(self, *_: object) -> None:
         """Give the lock back."""
-        self._changed.__exit__(*error)  # type: ignore[arg-type]
+        self._lock.release()
 
     def wait(self, is_there: Callable[[], bool], seconds: float) -> None:
         """Wait until something may be there, or the time is over.

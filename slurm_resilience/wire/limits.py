@@ -123,7 +123,7 @@ class UserLimits:
 
         Args:
             uid: its user.
-            took: seconds of processor time that its last message took.
+            took: seconds that its last message took.
             now: a moment of the monotonic clock.
         """
         turn = max(now, self._next_turn.get(uid, now)) + max(MIN_PAUSE_SECONDS, PAUSE_FACTOR * took)

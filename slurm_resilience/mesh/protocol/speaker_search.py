@@ -52,11 +52,8 @@ class SpeakerSearch:
         node = peer.node
         if peer.seat < 0 or peer.id in self._dead or node == self._me.node:
             return False
-        ranks = self._nodes.get(node)
-        if ranks is None:
-            self._nodes[node] = {peer.id: peer}
-            self.next_at = min(self.next_at, self._due.setdefault(node, at))
-        elif peer.id not in ranks:
+        ranks = self._nodes.setdefault(node, {})
+        if peer.id not in ranks:
             ranks[peer.id] = peer
             self.next_at = min(self.next_at, self._due.setdefault(node, at))
         return True

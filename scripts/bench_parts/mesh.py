@@ -8,6 +8,12 @@ process that is killed; the others notice, leave their block, and form the next 
 A world's time is that of its slowest rank. On a machine with fewer cores than ranks, all ranks
 wait for a core most of the time: then processor time tells more than seconds. What nothing on the
 machine disturbs is told beside it: the frames that a rank reads, in a world on a simulated clock.
+
+How long it would take if each rank had a core of its own, as in a cluster, is estimated: the same
+protocol runs in one process on a simulated clock, where a turn takes what it costs. Real ranks
+cost more than that (system calls, two threads, cold caches). How many times more is measured first,
+with worlds of 16 real ranks. The estimate for this machine's own number of cores stands beside the
+real figure: so far it can be trusted.
 """
 
 from __future__ import annotations
@@ -29,7 +35,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import click
-from mesh_crowd import Crowd
+from mesh_crowd import Costs, Crowd
 from rich.console import Console
 from rich.table import Table
 
@@ -61,6 +67,14 @@ STEADY_SECONDS = 4.0
 SILENCE_SECONDS = 120.0
 """So many ranks on a few cores keep each other waiting; none shall be taken for hung, or for one
 that does not leave its block."""
+PATIENT = Timing(
+    silence_seconds=SILENCE_SECONDS,
+    reach_seconds=SILENCE_SECONDS,
+    abort_seconds=SILENCE_SECONDS,
+)
+CALIBRATION_RANKS, CALIBRATION_WORLDS = 16, 5
+FIRST_COSTS = Costs(protocol=1.0)
+"""Before they are calibrated."""
 
 
 # -- a rank ------------------------------------------------------------------------------------
@@ -84,11 +98,7 @@ class Rank:
             SharedDirectory(place),
             peer,
             WorldRules(ranks, 1),
-            timing=Timing(
-                silence_seconds=SILENCE_SECONDS,
-                reach_seconds=SILENCE_SECONDS,
-                abort_seconds=SILENCE_SECONDS,
-            ),
+            timing=PATIENT,
             handshake_seconds=DEADLINE_SECONDS,
             on_end=self._end,
             speakers=speakers,
@@ -326,6 +336,56 @@ def crowd_figures(ranks: int, speakers: bool) -> dict[str, float]:
     }
 
 
+def calibrated(speakers: bool) -> Costs:
+    """Return what a turn costs a real rank on this machine."""
+    start = statistics.median(_first_world_cpu(1, speakers) for _ in range(CALIBRATION_WORLDS))
+    ranks = CALIBRATION_RANKS
+    real = statistics.median(_first_world_cpu(ranks, speakers) for _ in range(CALIBRATION_WORLDS))
+    crowd = _estimated(ranks, speakers, FIRST_COSTS, os.cpu_count() or 1)
+    used = statistics.median(process.used for process in crowd.living())
+    return FIRST_COSTS.times((real - start) / used)._replace(start=start)
+
+
+def _first_world_cpu(ranks: int, speakers: bool) -> float:
+    with (
+        tempfile.TemporaryDirectory(prefix="mesh") as folder,
+        World(ranks, Path(folder) / "meet", speakers) as world,
+    ):
+        return statistics.median(row["cpu"] for row in world.ask("go"))
+
+
+def _estimated(ranks: int, speakers: bool, costs: Costs, cores: int) -> Crowd:
+    """Return a first world of so many."""
+    crowd = Crowd(ranks, NODE_RANKS, cores=cores, costs=costs, speakers=speakers, timing=PATIENT)
+    if not crowd.run(crowd.is_whole, DEADLINE_SECONDS):
+        raise TimeoutError(f"no simulated world of {ranks}")
+    return crowd
+
+
+def estimate(ranks: int, speakers: bool, costs: Costs, cores: int) -> dict[str, float]:
+    """Return the figures of a first world, and of the death of its lead, on so many cores."""
+    gc.collect()
+    gc.disable()  # a collection would look through all processes at once
+    try:
+        crowd = _estimated(ranks, speakers, costs, cores)
+        formed_at = crowd.now
+        used = statistics.median(process.used for process in crowd.living())
+        crowd.kill(crowd.living()[0])
+        if not crowd.run(crowd.is_whole, DEADLINE_SECONDS):
+            raise TimeoutError(f"no simulated world of {ranks - 1}")
+    finally:
+        gc.enable()
+    heard = [process.ended_at - formed_at for process in crowd.living()]
+    return {
+        "cores": cores,
+        "death_known_p50_s": statistics.median(heard),
+        "death_known_p99_s": percentile(heard, 0.99),
+        "world_formed_s": formed_at,
+        "formed_again_s": crowd.now - formed_at,
+        "cpu_ms_per_rank": used * 1e3,
+    }
+
+
 # -- what is shown -----------------------------------------------------------------------------
 
 COLUMNS: dict[str, Callable[[dict[str, float]], str]] = {
@@ -350,14 +410,32 @@ COLUMNS: dict[str, Callable[[dict[str, float]], str]] = {
 }
 
 
-def _show(rows: list[dict[str, float]], core: float, shape: str) -> None:
+ESTIMATE_COLUMNS: dict[str, Callable[[dict[str, float]], str]] = {
+    "cores": lambda row: f"{row['cores']}",
+    "death known\np50, p99": COLUMNS["death known\np50, p99"],
+    "first world": COLUMNS["first world"],
+    "from death to\nnext world": COLUMNS["from death to\nnext world"],
+    "processor time of the\nfirst world a rank": lambda row: f"{row['cpu_ms_per_rank']:.0f} ms",
+}
+
+
+def _show(rows: list[dict[str, Any]], core: float, costs: Costs, shape: str) -> None:
+    console = Console(highlight=False, file=sys.stderr, width=140)
     title = f"the mesh, real processes without torch, SRES_MESH={shape}"
     table = Table(title=title, title_justify="left")
     for name in COLUMNS:
         table.add_column(name, justify="right")
     for row in rows:
         table.add_row(*(cell(row) for cell in COLUMNS.values()))
-    console = Console(highlight=False, file=sys.stderr, width=140)
+    console.print(table)
+    title = f"estimated: turns cost {costs.protocol:.1f} times as much as in one simulated process"
+    table = Table(title=title, title_justify="left")
+    for name in ("ranks", *ESTIMATE_COLUMNS):
+        table.add_column(name, justify="right")
+    for row in rows:
+        for found in (row["estimated_here"], row["estimated_core_each"]):
+            cells = (cell(found) for cell in ESTIMATE_COLUMNS.values())
+            table.add_row(f"{row['ranks']}", *cells)
     console.print(table)
     console.print(
         f"the lead's pure core forms a world of {CORE_MEMBERS} members in {core:.1f} s of "
@@ -386,15 +464,23 @@ def main(json_file: Path | None, ranks: str, deaths: int, shape: str) -> None:
         raise click.UsageError(f"--ranks: {deaths} deaths need a world of {deaths + 2} at least")
     most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
-    rows = []
+    print("what a turn costs …", file=sys.stderr)
+    costs = calibrated(shape != "full")
+    cores = os.cpu_count() or 1
+    rows: list[dict[str, Any]] = []
     for size in sizes:
         print(f"{size} ranks …", file=sys.stderr)
         speakers = size > SPEAKERS_ABOVE if shape == "auto" else shape == "speakers"
-        rows.append(measure(size, deaths, speakers) | crowd_figures(size, speakers))
+        estimated = {
+            "estimated_here": estimate(size, speakers, costs, cores),
+            "estimated_core_each": estimate(size, speakers, costs, size),
+        }
+        rows.append(measure(size, deaths, speakers) | crowd_figures(size, speakers) | estimated)
     core = core_cpu_seconds(CORE_MEMBERS)
-    _show(rows, core, shape)
+    _show(rows, core, costs, shape)
     if json_file:
-        found = {"sizes": rows, "core_16384_cpu_s": core, "mesh": shape, "cores": os.cpu_count()}
+        found = {"sizes": rows, "core_16384_cpu_s": core, "mesh": shape, "cores": cores}
+        found |= {"costs": costs._asdict()}
         json_file.write_text(json.dumps(found, indent=2) + "\n")
 
 

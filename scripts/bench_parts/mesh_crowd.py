@@ -2,8 +2,9 @@
 
 Every process is a `Membership`, with a `Relay` where nodes have speakers. A turn of a process
 takes simulated time on one of the cores that all share: so much for waking up, and so much for
-each message that it reads or writes. Where there are fewer cores than processes that have
-something to do, they wait for each other, as real ones do.
+each message that it reads or writes; and, if that is asked for, the processor time that its
+protocol took just now. Where there are fewer cores than processes that have something to do, they
+wait for each other, as real ones do.
 """
 
 from __future__ import annotations
@@ -51,10 +52,14 @@ class Costs(NamedTuple):
     turn: float = 50e-6
     read: float = 40e-6
     write: float = 15e-6
+    protocol: float = 0.0
+    """For each second that the protocol itself took in this process. 0: a run can be repeated."""
+    start: float = 0.0
+    """For making the mesh, before its first turn."""
 
     def times(self, factor: float) -> Costs:
         """Return those of a machine that is so many times slower."""
-        return Costs(self.turn * factor, self.read * factor, self.write * factor)
+        return Costs(*(cost * factor for cost in self))
 
 
 class Process:
@@ -140,9 +145,10 @@ class Crowd:
 
     def is_whole(self) -> bool:
         """Tell whether all living ones are in one world that goes on."""
+        first = next(process for process in self.processes.values() if process.alive)
+        if first.membership.side.status.phase != "running":
+            return False  # as after most events
         living = self.living()
-        if living[0].membership.side.status.phase != "running":
-            return False
         sides = [process.membership.side for process in living]
         return (
             len({side.status.generation for side in sides}) == 1
@@ -225,10 +231,12 @@ class Crowd:
         self._main(process, out)
         if process.relay is not None:
             self._links(process, process.relay.flush(self.now), out)
-        process.seconds += time.process_time() - began
+        protocol = time.process_time() - began
+        process.seconds += protocol
         wrote = sum(process.wrote.values()) - wrote
         costs = self._costs
         cost = costs.turn + costs.read * len(events) + costs.write * wrote
+        cost += costs.protocol * protocol + (costs.start if process.turns == 1 else 0.0)
         process.used += cost
         self._at(self.now + cost, lambda: self._finish(process, out))
 

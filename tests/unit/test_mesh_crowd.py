@@ -70,6 +70,15 @@ def test_too_few_cores_make_a_new_world_slow_and_end_no_rank(crowds: Any) -> Non
     assert not crowd.given_up
 
 
+def test_a_process_uses_what_its_mesh_and_its_protocol_cost(crowds: Any) -> None:
+    free = crowds.Costs(0.0, 0.0, 0.0)
+    crowd = crowds.Crowd(16, costs=free._replace(start=0.02, protocol=3.0))
+    assert crowd.run(crowd.is_whole, 30.0)
+    for process in crowd.living():
+        assert process.used == pytest.approx(0.02 + 3.0 * process.seconds)
+    assert crowd.now > 0.02
+
+
 # -- what waits for the end of a turn ----------------------------------------------------------
 
 

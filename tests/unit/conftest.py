@@ -10,6 +10,9 @@ from pathlib import Path
 
 import pytest
 from hypothesis import settings
+from wire_peers import munged, sresctld
+
+__all__ = ["munged", "sresctld"]
 
 settings.register_profile("unhurried", settings.default, deadline=None)
 settings.load_profile("unhurried")

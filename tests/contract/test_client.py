@@ -313,8 +313,13 @@ def test_a_node_is_swapped(world: World, running: Running) -> None:
     (spare,) = {node.name for node in world.client.nodes()} - set(job.nodes)
     world.shrink(job.id, job.nodes[:2])
     world.client.set_node([job.nodes[2]], state="fail", reason=REPLACE)
+    # An earlier job may be ending there still.
+    world.until(
+        lambda: not any(node.has_work for node in world.client.nodes() if node.name == spare),
+        "the spare is free",
+    )
     # Slurm begins an allocation in a turn of its scheduler, which a busy machine puts off.
-    helper = world.client.allocate_for(world.client.job(job.id), 1, 30.0)
+    helper = world.client.allocate_for(world.client.job(job.id), 1, 60.0)
     nodes = world.client.merge(helper, job.id)
     assert set(nodes) == {*job.nodes[:2], spare}
     assert set(world.client.job(job.id).nodes) == set(nodes)

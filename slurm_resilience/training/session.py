@@ -164,11 +164,14 @@ class Session:
         group = participant.group
         participant.check()
         participant.point("recovery")
-        participant.healer.heal(objects, group, participant.mesh)
+        first_whole = participant.healer.heal(objects, group, participant.mesh)
         participant.guards.witness.healed(participant.step)
-        tell = group.rank == 0
         participant.guards.state.enter(
-            participant.healer.tracked, objects, tell=tell, step=participant.step
+            participant.healer.tracked,
+            objects,
+            tell=group.rank == 0,
+            leads=group.rank == first_whole,
+            step=participant.step,
         )
         participant.hooks.arm_backward(objects.values())
         participant.say("running")

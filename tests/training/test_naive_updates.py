@@ -118,6 +118,30 @@ def test_a_learning_rate_that_one_rank_alone_sets_twice_is_told(run: Program) ->
     warned(done, "step 4: replicas differ: rank 1 from rank 0")
 
 
+@pytest.mark.parametrize("ends", ["raise ValueError", "os.kill(os.getpid(), 9)"])
+def test_a_learning_rate_is_told_by_a_rank_that_has_set_it_twice(run: Program, ends: str) -> None:
+    """Rank 0 is a step behind, and is healed from the one that has set it already."""
+    body = f"""
+    model, opt = s.once(build)
+    s.track(model=model, opt=opt)
+    net = s.ddp(model)
+    for x, y in s.loader(DATA, global_batch=8, steps=8, epochs=None):
+        {RATE.format("*= 0.9")}
+        if s.rank == 1 and s.step == 4:
+            open(f"{{__file__}}.set", "w").close()
+        nn.functional.mse_loss(net(x), y).backward()
+        if s.rank == 0 and s.step == 3 and s.generation == 1:
+            while not os.path.exists(f"{{__file__}}.set"):
+                time.sleep(0.01)
+            {ends}
+        with s.update():
+            opt.step()
+            opt.zero_grad()
+    """
+    done = run(body, "import time\n")
+    warned(done, "a learning rate was set outside of s.update() in step 5, and to another number")
+
+
 @pytest.mark.parametrize(
     ("made", "steps"),
     [("schedule = s.once(Warmup, opt)", "schedule.step()"), ("count = 0", "count += 1")],

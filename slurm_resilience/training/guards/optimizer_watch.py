@@ -29,7 +29,7 @@ class OptimizerWatch:
         self.rates = RateWatch()
         self._stepped: list[torch.optim.Optimizer] = []
         self._handle: Any = None
-        self.enter({}, (), listen=False, step=-1)
+        self.enter({}, (), listen=False, leads=False, step=-1)
 
     def enter(
         self,
@@ -37,6 +37,7 @@ class OptimizerWatch:
         modules: Sequence[nn.Module],
         *,
         listen: bool,
+        leads: bool,
         step: int,
     ) -> None:
         """Begin a new world.
@@ -45,11 +46,12 @@ class OptimizerWatch:
             optimizers: name → tracked.
             modules: the same.
             listen: note each optimizer that steps.
-            step: as in `RateWatch.enter`.
+            leads: as in `RateWatch.enter`.
+            step: the same.
         """
         self.stop()
         self._optimizers, self._modules = optimizers, modules
-        self.rates.enter(optimizers if listen else {}, step=step)
+        self.rates.enter(optimizers, looks=listen, leads=leads, step=step)
         self._inside = False
         self._count = self._before = 0
         """Steps of all optimizers, and those before the update."""

@@ -41,13 +41,22 @@ class RateWatch:
         """As the last update has left them."""
         self._left = _Left(-1, [])
         """Those that were set outside of updates in the step in which the last world ended."""
-        self.enter({}, step=-1)
+        self.enter({}, looks=False, leads=False, step=-1)
 
-    def enter(self, optimizers: Mapping[str, torch.optim.Optimizer], *, step: int) -> None:
+    def enter(
+        self,
+        optimizers: Mapping[str, torch.optim.Optimizer],
+        *,
+        looks: bool,
+        leads: bool,
+        step: int,
+    ) -> None:
         """Begin a new world, or leave one.
 
         Args:
             optimizers: name → tracked.
+            looks: find out how the program sets them, too.
+            leads: this rank tells, for all, of a step that is repeated.
             step: committed steps; -1: an update was broken off.
         """
         if self._groups and (now := self._read()) != self._rates:
@@ -58,6 +67,7 @@ class RateWatch:
         self._only_set = all(
             type(one).__module__.startswith("torch.") for one in optimizers.values()
         )
+        self._looks, self._leads = looks, leads
         self._step = step
         self._history: list[list[Any]] = []
         self._is_set_always = True
@@ -67,7 +77,7 @@ class RateWatch:
     def commit(self) -> None:
         """Note the learning rates that an update has left."""
         self._rates = self._read()
-        if len(self._history) <= LOOKS:
+        if self._looks and len(self._history) <= LOOKS:
             # Objects that the program does not know: so it shows where it sets the same number.
             for group, rate in zip(self._groups, self._rates, strict=True):
                 if type(rate) is float:
@@ -87,17 +97,23 @@ class RateWatch:
         if turn <= LOOKS:
             self._history.append(self._rates)
             self._is_set_always &= any(a is not b for a, b in zip(self._rates, now, strict=True))
-        if turn == 0 and self._step == self._left.step and self._left.rates != now:
-            return (
-                f"a learning rate was set outside of s.update() in step {self._step + 1}, and to "
-                f"another number when the step was repeated after a fault ({self._left.rates[0]}, "
-                f"then {now[0]}): it follows from the one before, or from a count of the "
-                "program's own. Compute it from s.step, or set it inside of `with s.update():`"
-            )
         if self._is_changed and not self._is_set_always:
             self._is_changed = False  # of a schedule, the caller tells in better words
             return SET_OUTSIDE
         return ""
+
+    def repeated(self) -> str:
+        """Look at the begin of the first update of a world. Returns in a line how a step that this
+        process had begun before the fault has set rates now, if that is otherwise."""
+        now = self._read()
+        if not self._leads or self._step != self._left.step or self._left.rates == now:
+            return ""
+        return (
+            f"a learning rate was set outside of s.update() in step {self._step + 1}, and to "
+            f"another number when the step was repeated after a fault ({self._left.rates[0]}, "
+            f"then {now[0]}): it follows from the one before, or from a count of the "
+            "program's own. Compute it from s.step, or set it inside of `with s.update():`"
+        )
 
     def seems_counted(self) -> bool:
         """Tell, at the last of the first looks, whether the rates have changed in two updates at

@@ -43,7 +43,13 @@ class StateWatch:
         self.enter(None, {}, tell=False, step=-1)
 
     def enter(
-        self, tracked: Tracked | None, objects: dict[str, Any], *, tell: bool, step: int
+        self,
+        tracked: Tracked | None,
+        objects: dict[str, Any],
+        *,
+        tell: bool,
+        leads: bool = False,
+        step: int,
     ) -> None:
         """Begin a new world.
 
@@ -51,6 +57,8 @@ class StateWatch:
             tracked: the state, just marked.
             objects: name → what the training tracks.
             tell: this rank warns, for all.
+            leads: it is the first of those whose state is their own, and knows what the step that
+                is repeated now did before the fault.
             step: committed steps; -1: the last world ended in an update.
         """
         self._tracked = tracked
@@ -77,7 +85,9 @@ class StateWatch:
         modules = {name: one for name, one in objects.items() if isinstance(one, nn.Module)}
         self._late.enter(self._optimizers, modules, listen=tracked is not None and tell)
         listen = tracked is not None and tell
-        self._optimizing.enter(self._optimizers, self._modules, listen=listen, step=step)
+        self._optimizing.enter(
+            self._optimizers, self._modules, listen=listen, leads=leads, step=step
+        )
         if listen:
             self._optimizing.parts.attributes.begin(modules)
             self._optimizing.parts.begin(self._modules, is_trained=step != 0)
@@ -181,10 +191,11 @@ class StateWatch:
 
     def commit(self) -> None:
         """Note what an update has left."""
+        self._optimizing.rates.commit()
+        if self.is_done:
+            return
         for name, one in self._schedules.items():
             self._counts[name] = _steps(one)
-        if self._tell:
-            self._optimizing.rates.commit()
         if self._updates <= CLOSELY:
             self._contents = {name: _content(one) for name, one in self._others.items()}
 
@@ -196,6 +207,8 @@ class StateWatch:
             for name, count in self._counts.items()
             if _steps(self._schedules[name]) != count
         ]
+        if self._updates == 1 and (line := self._optimizing.rates.repeated()):
+            log.warning("%s", line)  # no matter which rank tells of other things
         if self._tell and (line := self._optimizing.rates.found()) and not lines:
             lines.append(line)
         return lines

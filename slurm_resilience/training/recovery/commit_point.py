@@ -90,8 +90,7 @@ class Update:
             # one before it is marked would have the next step repeated with other random numbers.
             updates.under_way = False
         participant.healer.committed()
-        if not watched.is_done:
-            watched.commit()
+        watched.commit()
         if self._loaders.opened:
             participant.weights.committed()
         if watch is not None:

@@ -113,8 +113,11 @@ class Healer:
             disk=-1 if keeper is None or phase == "running" else keeper.readable(),
         )
 
-    def heal(self, objects: dict[str, Any], group: ProcessGroups, mesh: Mesh) -> None:
+    def heal(self, objects: dict[str, Any], group: ProcessGroups, mesh: Mesh) -> int:
         """Make every member's state equal; all members call this with the same names.
+
+        Returns:
+            The lowest rank that was not healed by others; -1: all were.
 
         Raises:
             UsageError: it was called in this world already, or the objects are sharded in another
@@ -193,6 +196,7 @@ class Healer:
         if report is not None:
             self.last |= {"bytes": report.received, "seconds": report.seconds}
         self._save_anew(view, tracked)
+        return found.first_whole(view.size)
 
     def _say_void(self, view: View, mesh: Mesh) -> None:
         """Tell the others that this rank's older state is about to be written over: the one that it

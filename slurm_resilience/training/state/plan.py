@@ -41,6 +41,15 @@ class HealPlan(msgspec.Struct, frozen=True):
         """Return what a rank receives, in the order of the shares."""
         return tuple(t for t in self.transfers if t.target_rank == rank)
 
+    def first_whole(self, size: int) -> int:
+        """Return the lowest rank that receives nothing; -1: all receive something.
+
+        Args:
+            size: ranks of the world.
+        """
+        healed = {t.target_rank for t in self.transfers}
+        return next((rank for rank in range(size) if rank not in healed), -1)
+
     def outgoing(self, rank: int) -> tuple[Route, ...]:
         """Return what a rank sends."""
         return tuple(t for t in self.transfers if t.source_rank == rank)

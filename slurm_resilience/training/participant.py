@@ -26,7 +26,6 @@ from slurm_resilience.training.recovery.exceptions import Interrupted
 from slurm_resilience.training.recovery.healer import Healer
 from slurm_resilience.training.update_count import UpdateCount
 from slurm_resilience.training.watch import Watch
-from slurm_resilience.training.watch.progress import COLLECTIVE
 
 log = logging.getLogger("sres.training")
 
@@ -226,7 +225,7 @@ class Participant:
             Interrupted: replicas differ, and what differs is healed.
         """
         if self.watch is not None:
-            self.watch.mark(COLLECTIVE)
+            self.watch.waits_in_update()
         replicas, witness, view = self.guards.replicas, self.guards.witness, self.group.view
         words = self.loaders.words()._replace(certified=self.healer.certified_copy + 1)
         fault = replicas.compare(
@@ -292,7 +291,7 @@ class Participant:
     def come_through(self) -> None:
         """Wait until all ranks of a model in parts have their gradients."""
         if self.watch is not None:
-            self.watch.mark(COLLECTIVE)
+            self.watch.waits_in_update()
         group = self.group
         try:
             come_through(

@@ -80,12 +80,15 @@ def test_a_swallowed_error_of_a_collective_is_not_committed(run: Program) -> Non
     assert done.stdout.count("ends at 6") == 2, done.stdout
 
 
+@pytest.mark.parametrize("step", [0, 3])
 @pytest.mark.parametrize("where", ["before its collectives", "after its collectives"])
-def test_a_step_that_one_rank_alone_leaves_out_is_healed(run: Program, where: str) -> None:
+def test_a_step_that_one_rank_alone_leaves_out_is_healed(
+    run: Program, where: str, step: int
+) -> None:
     """An error that its loop catches: its replica was another one from then on, or its gradients
     were added to those of the batch before; and the ranks waited for each other at the end."""
     forward = "nn.functional.mse_loss(net(x), y).backward()"
-    error = "if s.rank and s.step == 3 and failed == []: failed.append(1); raise MemoryError"
+    error = f"if s.rank and s.step == {step} and failed == []: failed.append(1); raise MemoryError"
     lines = [error, forward] if where.startswith("before") else [forward, error]
     body = f"""
     model, opt = s.once(build)
@@ -110,6 +113,33 @@ def test_a_step_that_one_rank_alone_leaves_out_is_healed(run: Program, where: st
     assert "seat 1 left out an update that seat 0 made" in done.stderr, done.stderr[-4000:]
     assert done.stdout.count("ends at 150") == 2, done.stdout
     assert len({line for line in done.stdout.splitlines() if line.startswith("weights")}) == 1
+
+
+@pytest.mark.parametrize("step", [0, 3])
+def test_a_collective_that_one_rank_calls_alone_in_the_first_steps_is_told(
+    run: Program, step: int
+) -> None:
+    """The others' next one was taken for it, and all waited for ten minutes."""
+    body = f"""
+    model, opt = s.once(build)
+    s.track(model=model, opt=opt)
+    net = s.ddp(model)
+    for x, y in s.loader(DATA, global_batch=8, steps=8, epochs=None):
+        nn.functional.mse_loss(net(x), y).backward()
+        if s.rank and s.step == {step} and s.generation == 1:
+            dist.barrier()
+        with s.update():
+            opt.step()
+            opt.zero_grad()
+    """
+    parts = "from slurm_resilience.training import Watch"
+    done = run(body, parts, options="watch=Watch(floor=1.0)")
+    assert done.returncode == 0, done.stderr[-4000:]
+    assert done.stdout.count("ends at 8") == 2, done.stdout
+    words = (
+        f"seat 1 waits in a collective that seat 0 has not made in as many batches (step {step})"
+    )
+    assert words in done.stderr, done.stderr[-4000:]
 
 
 def test_weights_that_are_loaded_after_track_are_told(run: Program) -> None:

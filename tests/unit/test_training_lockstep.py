@@ -12,7 +12,15 @@ from hypothesis import strategies as st
 from slurm_resilience.mesh.model import Peer
 from slurm_resilience.training.guards.left_out import APART_STEPS, MOST, LeftOutUpdates
 from slurm_resilience.training.watch import Watch
-from slurm_resilience.training.watch.lockstep import KEPT, BatchBegun, Lockstep, heard, told
+from slurm_resilience.training.watch.lockstep import (
+    COUNTED,
+    KEPT,
+    BatchBegun,
+    Lockstep,
+    Made,
+    heard,
+    told,
+)
 
 
 class Rank:
@@ -51,6 +59,82 @@ def test_a_rank_that_left_out_an_update_is_behind(updates: list[bool], data: Any
 def test_batches_of_another_world_and_of_long_ago_tell_nothing() -> None:
     assert not Rank([False] * 3).lockstep.behind(BatchBegun(2, 9, world=2))
     assert not Rank([False] * (KEPT + 5)).lockstep.behind(BatchBegun(3, 9, world=1))
+
+
+def test_a_rank_that_waits_in_its_update_says_where_the_next_batch_begins() -> None:
+    """Each batch is compared there at first, and the others have gone on meanwhile."""
+    one, other = Rank([True, True]), Rank([True, False, False])
+    assert not other.lockstep.behind(heard(told(one.lockstep.next)))
+    one.lockstep.waits_in_update()
+    assert other.lockstep.behind(heard(told(one.lockstep.next)))
+    assert not Rank([True, True, False]).lockstep.behind(one.lockstep.next)
+    none = Lockstep()
+    none.waits_in_update()
+    assert not none.next.batch  # it has begun no batch: the loop takes them from elsewhere
+
+
+class Calling(Rank):
+    """It makes collectives in each batch, and compares itself with others in some updates. It is in
+    the midst of its last batch."""
+
+    def __init__(self, batches: list[tuple[int, bool]], inside: int = 0) -> None:
+        super().__init__([])
+        self.count = 0
+        for number, (calls, compares) in enumerate(batches, 1):
+            self.lockstep.begin(self.step, self.count if self.lockstep.counts else -1)
+            is_last = number == len(batches)
+            if compares and (not is_last or inside > calls):
+                self.lockstep.waits_in_update(self.count + calls)
+            self.step, self.count = self.step + 1, self.count + calls + compares
+            if is_last:
+                self.count += inside - calls - compares
+
+    def judges(self, other: Calling) -> Made:
+        """Judge, by what the other one says."""
+        told_of = heard(told(other.lockstep.next))
+        return self.lockstep.more_collectives(self.count, told_of, other.count)
+
+
+BATCHES = st.lists(st.tuples(st.integers(0, 3), st.booleans()), min_size=2, max_size=12)
+
+
+@given(BATCHES, st.data())
+def test_ranks_that_make_the_same_collectives_accuse_none(
+    batches: list[tuple[int, bool]], data: Any
+) -> None:
+    ranks = []
+    for _ in range(2):
+        at = data.draw(st.integers(0, len(batches)))
+        inside = data.draw(st.integers(0, sum(batches[at - 1]))) if at else 0
+        ranks.append(Calling(batches[:at], inside))
+    one, other = ranks
+    assert one.judges(other) is other.judges(one) is Made.NEITHER
+
+
+@given(BATCHES, st.data())
+def test_a_rank_that_calls_a_collective_alone_is_known(
+    batches: list[tuple[int, bool]], data: Any
+) -> None:
+    """The others wait in the next batch, or in the update of this one."""
+    at = data.draw(st.integers(1, len(batches) - 1))
+    calls = batches[at - 1][0]
+    alone = Calling([*batches[: at - 1], (calls, False)], inside=calls + 1)
+    ahead = Calling([*batches[: at - 1], (calls, False), (1, False)], inside=1)
+    compares = Calling([*batches[: at - 1], (calls, True)], inside=calls + 1)
+    for other in (ahead, compares):
+        assert alone.judges(other) is Made.HERE
+        assert other.judges(alone) is Made.THERE
+
+
+def test_one_that_went_on_after_it_is_known_by_its_next_batch() -> None:
+    alone, other = ([(2, False), (calls, False), (2, False)] for calls in (3, 2))
+    assert Calling(other).judges(Calling(alone)) is Made.THERE
+
+
+def test_collectives_are_counted_in_the_first_batches_alone() -> None:
+    long = [(1, False)] * (COUNTED + 3)
+    assert Calling(long, 2).judges(Calling([*long, (1, False)], 1)) is Made.NEITHER
+    assert Calling(long, 2).judges(Calling([*long[1:], (1, True)], 2)) is Made.HERE
 
 
 @pytest.mark.parametrize("text", ["", "12", "collective", "1.2", "1.2.x", "-1.2.3"])

@@ -22,7 +22,7 @@ import msgspec
 
 from slurm_resilience.training.watch.progress import COLLECTIVE, PAUSED, RETURNED
 
-Kind = Literal["silent", "behind", "outside", "returned", "unknown"]
+Kind = Literal["silent", "behind", "outside", "returned", "alone", "unknown"]
 
 
 class RankSign(msgspec.Struct, frozen=True):

@@ -19,6 +19,7 @@ from slurm_resilience.training.watch import limit as limits
 from slurm_resilience.training.watch import lockstep, stacks
 from slurm_resilience.training.watch.collective_count import CollectiveCount
 from slurm_resilience.training.watch.hang import HangVerdict, RankSign, judge, judge_returned
+from slurm_resilience.training.watch.lockstep import Made
 from slurm_resilience.training.watch.progress import COLLECTIVE, PAUSED, RETURNED, Progress
 from slurm_resilience.training.watch.step_times import StepTimes
 
@@ -30,7 +31,10 @@ _MORE = "#"
 """Separates phase, count of collectives and the batch under way in a beat."""
 
 HINT = "what takes long on purpose belongs into `with s.watch.pause():`"
-HINTS = {"returned": "all ranks return at the same step"}
+HINTS = {
+    "returned": "all ranks return at the same step",
+    "alone": "all ranks call the same collectives, a barrier too, as often",
+}
 """Advice on a stall, where it is not that of `HINT`."""
 
 
@@ -138,7 +142,13 @@ class Watch:
         """Begin a step, or go on with its next batch (accumulated gradients)."""
         self._count.begin()
         self.progress.begin(step)
-        self._lockstep.begin(step)
+        steps = self._lockstep
+        steps.begin(step, self._count.since_first_step if steps.counts else -1)
+
+    def waits_in_update(self) -> None:
+        """Mark that the update of this step waits for the others."""
+        self.mark(COLLECTIVE)
+        self._lockstep.waits_in_update(self._count.since_first_step)
 
     def mark(self, phase: str) -> None:
         """Note the main thread's phase; ``collective`` while it waits for others."""
@@ -186,7 +196,7 @@ class Watch:
         supervisor."""
         self._learn()
         sign = self._sign(self._clock())
-        phase, begun = sign.phase, lockstep.told(self._lockstep.last)
+        phase, begun = sign.phase, lockstep.told(self._lockstep.next)
         if phase and (sign.collectives >= 0 or begun):
             phase = f"{phase}{_MORE}{sign.collectives}"
         if phase and begun:
@@ -223,6 +233,7 @@ class Watch:
         verdict = judge(own, peers, self.limit, self._times.ceiling, max(self.silence, silence))
         if any(peer.phase == RETURNED for peer in peers):
             verdict = judge_returned(own, peers, self._times.without_a_first) or verdict
+        verdict = self._alone(own, beats) or verdict
         if verdict is None:
             self._told = None
             return None
@@ -250,6 +261,24 @@ class Watch:
                     f"{begun.step} (an error that its loop caught has to leave the function)"
                 )
         return ""
+
+    def _alone(
+        self, own: RankSign, beats: Mapping[str, tuple[Peer, Heartbeat, float]]
+    ) -> HangVerdict | None:
+        """Tell whether this process and another one wait in collectives that do not belong
+        together: that is certain, and needs none of the patience of a first step."""
+        for peer, beat, heard in beats.values() if own.phase != PAUSED else ():
+            other = _heard(peer, beat, heard)
+            if other.phase in ("", PAUSED) or other.still <= self._times.floor:
+                continue
+            begun = lockstep.heard(beat.phase.split(_MORE)[-1])
+            made = self._lockstep.more_collectives(own.collectives, begun, other.collectives)
+            if made is not Made.NEITHER:
+                more, less = (own, other) if made is Made.HERE else (other, own)
+                text = f"seat {more.seat} waits in a collective that seat {less.seat} has not made"
+                reason = f"{text} in as many batches (step {more.step})"
+                return HangVerdict("alone", reason, more.id, more.seat)
+        return None
 
     def stragglers(self) -> list[Straggler]:
         """Return the seats that hold up the others, slowest first.

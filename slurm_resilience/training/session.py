@@ -331,6 +331,7 @@ class Session:
             group=self._same_shard(together),
             waits=self._waits_for_gradients,
             check=participant.check,
+            asks=participant.updates.ask,
         )
         return self._steps(loader, found)
 
@@ -359,7 +360,6 @@ class Session:
                 if given is END:
                     return
                 updates.microbatch_step = found.step(first, given)
-                updates.ask()  # `MicrobatchStep.consumed` tells the place, too
                 yield updates.microbatch_step
         finally:
             self._loop_left(attempt)

@@ -199,6 +199,40 @@ def test_a_count_around_a_loader_without_end_is_told(run: Program, how: str) -> 
     warned(run(USUAL.replace(LOOP, loop)), "s.loader has no end here")
 
 
+MICROBATCHES = """
+    for x, y in step:
+        step.backward(nn.functional.mse_loss(net(x), y))
+    with s.update():
+        opt.step()
+"""
+
+
+@pytest.mark.parametrize(
+    ("epochs", "inject", "words"),
+    [
+        ("None", "", "s.loader has no end here"),
+        ("9", "exception:rank=1,step=3", "the function was entered at step 3, and has ended"),
+    ],
+    ids=["without end", "with an end"],
+)
+def test_a_count_around_microbatches_is_told(
+    run: Program, epochs: str, inject: str, words: str
+) -> None:
+    source = f"s.microbatches(DATA, net, size=4, count=2, epochs={epochs})"
+    loop = f"for n, step in enumerate({source}):\n    if n == 8: break{MICROBATCHES}"
+    warned(run(USUAL[: USUAL.index("for x")] + loop, inject=inject), words)
+
+
+@pytest.mark.parametrize("asks", ["step.consumed", "step.span.first", "s.step"])
+def test_microbatches_in_a_loop_that_asks_for_its_place_are_told_nothing(
+    run: Program, asks: str
+) -> None:
+    source = "s.microbatches(DATA, net, size=4, count=2, epochs=None)"
+    last = {"step.consumed": 64, "step.span.first": 16, "s.step": 8}[asks]
+    loop = f"for step in {source}:\n    if {asks} >= {last}: break{MICROBATCHES}"
+    told_nothing(run(USUAL[: USUAL.index("for x")] + loop))
+
+
 @pytest.mark.parametrize("how", COUNTS)
 def test_a_count_that_has_made_more_steps_is_told(run: Program, how: str) -> None:
     loop = COUNTS[how].format("s.loader(DATA, global_batch=8, epochs=9)")

@@ -170,6 +170,33 @@ def test_a_learning_rate_that_counts_by_itself_is_told(
     warned(run(body, parts), "neither s.step nor anything that is tracked says how far it is")
 
 
+@pytest.mark.parametrize(
+    ("rate", "is_told"),
+    [("0.01 / (1 + count); count += 1", True), ("0.01 / (1 + step.consumed)", False)],
+    ids=["by itself", "by the samples"],
+)
+def test_a_learning_rate_that_counts_microbatches_is_told(
+    run: Program, rate: str, is_told: bool
+) -> None:
+    body = f"""
+    model, opt = s.once(build)
+    s.track(model=model, opt=opt)
+    net = s.ddp(model)
+    count = 0
+    for step in s.microbatches(DATA, net, size=2, count=4, steps=5, epochs=None):
+        for x, y in step:
+            step.backward(nn.functional.mse_loss(net(x), y))
+        with s.update():
+            opt.param_groups[0]["lr"] = {rate}
+            opt.step()
+    """
+    done = run(body)
+    if is_told:
+        warned(done, "neither s.step nor anything that is tracked says how far it is")
+    else:
+        told_nothing(done)
+
+
 @pytest.mark.parametrize("rate", ["*= 0.9", "= (0.01, 0.01, 0.001, 0.001)[s.step]"])
 def test_a_learning_rate_that_follows_from_the_state_is_told_nothing(
     run: Program, rate: str

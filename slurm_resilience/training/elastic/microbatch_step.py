@@ -38,15 +38,15 @@ class StepSetting(NamedTuple):
     """Called before the ranks exchange their gradients."""
     check: Callable[[], None]
     """Called before each microbatch: leaves the step where its world is over."""
+    asks: Callable[[], None]
+    """Called when the program asks how far the training is."""
 
 
 class MicrobatchStep:
     """The microbatches of this rank in one step; iterate over them, once.
 
     Attributes:
-        span: the microbatches of all ranks together, by global number.
         samples: of all ranks in this step.
-        consumed: samples of all steps before: what a schedule should follow when the batch changes.
         rate_factor: what to multiply the learning rate with, by the policy ``rate``.
     """
 
@@ -59,9 +59,9 @@ class MicrobatchStep:
         sums: GradientSums,
         setting: StepSetting,
     ) -> None:
-        self.span = span
+        self._span = span
         self.samples = sum(sizes)
-        self.consumed = consumed
+        self._consumed = consumed
         self.rate_factor = setting.rate_factor
         self._setting = setting
         self._share = plan(span, setting.world, setting.together)[setting.rank]
@@ -73,6 +73,18 @@ class MicrobatchStep:
         self._at = -1
         self._tokens: int | None = None
         sums.begin(span)
+
+    @property
+    def span(self) -> StepSpan:
+        """The microbatches of all ranks together, by global number."""
+        self._setting.asks()
+        return self._span
+
+    @property
+    def consumed(self) -> int:
+        """Samples of all steps before: what a schedule should follow when the batch changes."""
+        self._setting.asks()
+        return self._consumed
 
     def __len__(self) -> int:
         """Microbatches that this rank computes, those included that count for nothing."""
@@ -123,7 +135,7 @@ class MicrobatchStep:
                 "step: leave zero_grad out, and clip after the loop over the microbatches"
             )
         number, counts = self._calls[self._at]
-        own = self._sizes[number - self.span.first] if tokens is None else 1
+        own = self._sizes[number - self._span.first] if tokens is None else 1
         factor = own / self._setting.size if counts else 0.0
         (loss if factor == 1.0 else loss * factor).backward()  # type: ignore[no-untyped-call]
         self._sums.after(self._at)
@@ -143,7 +155,7 @@ class MicrobatchStep:
                 raise UsageError("the ranks gave step.backward no tokens in this step: tokens=0")
         self._sums.finish(total / self._setting.size)
         # What is drawn between two steps is the same on every rank.
-        following = self.span.first + self.span.count
+        following = self._span.first + self._span.count
         rng.seed(mix(mix(mix(self._setting.seed)) + following))
 
     def refuse_unfinished(self, *, whole: bool = True) -> None:

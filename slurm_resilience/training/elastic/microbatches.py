@@ -62,6 +62,7 @@ class MicrobatchSteps:
         group: the ranks that hold the same shard of it; None: all ranks.
         waits: called before this rank waits for others.
         check: called before each microbatch; leaves the step where its world is over.
+        asks: called when the program asks a step how far the training is.
     """
 
     def __init__(
@@ -79,6 +80,7 @@ class MicrobatchSteps:
         group: dist.ProcessGroup | None = None,
         waits: Callable[[], None],
         check: Callable[[], None] = lambda: None,
+        asks: Callable[[], None] = lambda: None,
     ) -> None:
         rank, world = loader.rank, loader.world
         self._loader = loader
@@ -93,7 +95,7 @@ class MicrobatchSteps:
         self._waits = waits
         seed = loader.order.seed
         self._setting = StepSetting(
-            size, seed, rank, world, together, factor, self._before_exchange, check
+            size, seed, rank, world, together, factor, self._before_exchange, check, asks
         )
 
     def step(self, first: int, batches: list[Any]) -> MicrobatchStep:

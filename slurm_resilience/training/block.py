@@ -25,7 +25,7 @@ from slurm_resilience.mesh.rendezvous import next_training, note_passed, rendezv
 from slurm_resilience.training import inject
 from slurm_resilience.training.exits import Exits, end_fork
 from slurm_resilience.training.garbage import older_objects_left_out
-from slurm_resilience.training.guards import block_functions
+from slurm_resilience.training.guards.code import block_functions
 from slurm_resilience.training.guards.left_out import UpdateLeftOut
 from slurm_resilience.training.interrupter import Interrupter
 from slurm_resilience.training.options import Options

@@ -20,7 +20,7 @@ from slurm_resilience.training.elastic.gradient_sums import is_sharded
 from slurm_resilience.training.elastic.microbatch_step import MicrobatchStep
 from slurm_resilience.training.elastic.microbatches import MicrobatchSteps, step_length
 from slurm_resilience.training.elastic.rates import RatePolicy
-from slurm_resilience.training.guards.calling_code import is_result_used
+from slurm_resilience.training.guards.code.calling_code import is_result_used
 from slurm_resilience.training.guards.replica_check import refuse_other_gradients
 from slurm_resilience.training.once_cache import OnceCache
 from slurm_resilience.training.participant import Participant

@@ -52,6 +52,41 @@ def test_state_in_a_modules_attributes_is_told(
         told_nothing(done)
 
 
+COUNTED = """
+model, opt = s.once(build)
+s.track(model=model, opt=opt)
+net, n, tau = s.ddp(model), 0, 1.0
+for x, y in s.loader(DATA, global_batch=8, steps=5, epochs=None):
+    n += 1
+    (nn.functional.mse_loss(net(x), y) * {}).backward()
+    with s.update():
+        opt.step()
+        opt.zero_grad()
+"""
+
+
+@pytest.mark.parametrize(
+    ("weight", "more", "told"),
+    [
+        ("0.9 ** n", "", "n counts in each step, and something is computed from it"),
+        ("min(1.0, n / 10)", "", "n counts in each step"),
+        ("tau", "tau *= 0.9", "tau counts in each step"),
+        ("0.9 ** n", "s.step", ""),
+        ("1", "n % 2 or say(n, f'{n}', 1.0 / n, n // 2, n > 3)", ""),
+    ],
+    ids=["a power", "a part", "a fraction", "where the step is known", "a log"],
+)
+def test_a_local_variable_that_counts_is_told(
+    run: Program, weight: str, more: str, told: str
+) -> None:
+    """It began anew after a fault, on all ranks alike: no comparison told."""
+    done = run(COUNTED.format(weight) + f"        {more}\n")
+    if told:
+        warned(done, told)
+    else:
+        told_nothing(done)
+
+
 def test_buffers_of_a_loss_that_is_not_tracked_are_told(run: Program) -> None:
     """A running centre was changed twice by a step that was repeated, and was not healed."""
     parts = """

@@ -262,7 +262,13 @@ class StateWatch:
                 "where only a log reads it; if the result depends on it: register_buffer, or "
                 "get_extra_state and set_extra_state, or set it from s.step"
             )
-
+        if counted := self._counting_locals(asked_step=asked_step):
+            self._warn(
+                f"{_some(counted)} counts in each step, and something is computed from it: a local "
+                "variable of the function begins anew after each fault. That is harmless where "
+                "only a log reads it; if the result depends on it: compute it from s.step, or keep "
+                "it in an object with state_dict and load_state_dict, and track that"
+            )
         if changing := self._optimizing.parts.buffers.changed():
             self._warn(
                 f"{_some(changing)} changes in each step, and its module is not tracked: a step "
@@ -270,6 +276,11 @@ class StateWatch:
                 "That is harmless where only a log reads it; if the result depends on it: "
                 "s.track(model=…, opt=…, criterion=…)"
             )
+
+    def _counting_locals(self, *, asked_step: bool) -> tuple[str, ...]:
+        if not self._tell or self._may_count:
+            return ()
+        return self._optimizing.parts.locals.counted(asked_step=asked_step)
 
     def _look_for_hidden_state(self) -> None:
         for name, one in self._optimizers.items():

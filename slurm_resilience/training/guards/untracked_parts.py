@@ -21,6 +21,7 @@ from slurm_resilience.training.garbage import (
     let_go_of_older_objects,
     newer_objects,
 )
+from slurm_resilience.training.guards.code.local_counts import LocalCounts
 from slurm_resilience.training.guards.kept_copies import KeptCopies
 from slurm_resilience.training.guards.kept_generators import KeptGenerators
 from slurm_resilience.training.guards.plain_attributes import PlainAttributes, UntrackedBuffers
@@ -50,6 +51,7 @@ class UntrackedParts:
         self.attributes = PlainAttributes()
         self.buffers = UntrackedBuffers()
         self.generators = KeptGenerators()
+        self.locals = LocalCounts()
         self._found: list[_Part] = []
         self.has_schedule = False
         """A schedule was among them: a line on it says all."""

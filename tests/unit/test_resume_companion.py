@@ -352,6 +352,20 @@ def test_a_companion_whose_prolog_failed_was_ended_by_no_person(
     assert isinstance(end, companion.PrologFailed) is (nodes == ("n4",))
 
 
+def test_a_companion_is_over_when_its_number_is_another_jobs() -> None:
+    """slurmctld was killed and has forgotten it, say; the other job may have the same node."""
+    slurm = gres_cluster(4)
+    slurm.submit(3, no_kill=True)
+    allocation = allocation_of(slurm)
+    assert companion.obtain(allocation, 1, 1.0, ()) == Companion(2, ("n4",))
+    assert allocation.is_running(2) and not allocation.is_over(2)
+    slurm.forget(2)
+    slurm.put(Node("n4", "IDLE", address="n4", gres="gpu:2"))
+    assert slurm.submit(1) == 2 and slurm.job(2).nodes == ("n4",)
+    assert allocation.bad(("n1", "n4")) == {"n4": "the second allocation, job 2, has ended"}
+    assert allocation.is_over(2) and not allocation.is_running(2)
+
+
 def test_slurm_may_drain_a_node_after_it_has_given_up_its_companion(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

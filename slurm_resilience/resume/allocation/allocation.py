@@ -17,6 +17,7 @@ from slurm_resilience.resume.decide.plan import PlanFacts
 from slurm_resilience.resume.elastic.elastic_size import ElasticSize
 from slurm_resilience.resume.elastic.size_target import SizeTarget
 from slurm_resilience.slurm.client import SlurmClient
+from slurm_resilience.slurm.companion_job import is_companion
 
 TABLE_TRIES = 5
 """Reads of Slurm's table of nodes, a second apart, before an older one has to do."""
@@ -139,18 +140,15 @@ class Allocation:
             SlurmUnreachable: it was away for longer than the patience, or the user ended this.
         """
         try:
-            job = self._ask_patiently(self.job.id)
+            job = ask_patiently(
+                lambda: self.client.job(self.job.id), self.patience, self.clock, self.user_stop
+            )
         except NotFound:
             return ""
         if job.restarts != self._first.restarts:
             return ""
         self.job = job
         return job.state
-
-    def _ask_patiently(self, job: int) -> Job:
-        return ask_patiently(
-            lambda: self.client.job(job), self.patience, self.clock, self.user_stop
-        )
 
     def state_now(self) -> str:
         """Return the job's state by one look; the last known one where Slurm does not answer."""
@@ -347,7 +345,7 @@ class Allocation:
         lost = {}
         for companion in self.companions.held:
             try:
-                job = self.client.job(companion.id)
+                job = self._own_companion(companion.id)
                 held = job.nodes if job.state in ("RUNNING", "SUSPENDED") else ()
             except NotFound:
                 held = ()
@@ -360,7 +358,10 @@ class Allocation:
         """Return whether Slurm shows that a companion has ended. slurmctld may be away for a while;
         for longer than the patience, or until the user ends this: not."""
         try:
-            return self._ask_patiently(companion).state not in ("RUNNING", "SUSPENDED")
+            job = ask_patiently(
+                lambda: self._own_companion(companion), self.patience, self.clock, self.user_stop
+            )
+            return job.state not in ("RUNNING", "SUSPENDED")
         except NotFound:
             return True
         except SresError:
@@ -369,9 +370,21 @@ class Allocation:
     def is_running(self, companion: int) -> bool:
         """Return whether Slurm shows that a companion runs; not: that cannot be told either."""
         try:
-            return self.client.job(companion).state in ("RUNNING", "SUSPENDED")
+            return self._own_companion(companion).state in ("RUNNING", "SUSPENDED")
         except SresError:
             return False
+
+    def _own_companion(self, number: int) -> Job:
+        """Return a companion as Slurm shows it now.
+
+        Raises:
+            NotFound: it is over: Slurm does not know it, or the number is another job's by now.
+            SlurmError: Slurm did not answer.
+        """
+        job = self.client.job(number)
+        if not is_companion(job, self.job, self.companions.supervisor):
+            raise NotFound(f"job {number} is another one now")
+        return job
 
     def in_slurms_order(self, names: Collection[str]) -> tuple[str, ...]:
         """Sort nodes as ranks are: by Slurm's table of nodes, whatever the order of a hostlist."""

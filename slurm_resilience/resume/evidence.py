@@ -103,6 +103,7 @@ def gather_evidence(
         not_launched=_not_launched(end),
         silent=silent,
         threadless=_is_unanswered(end) and not end.step.had_threads,
+        refused=end.step.refused if end.code != 0 else "",
     )
 
 

@@ -7,19 +7,27 @@ has not told.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import msgspec
 
+from slurm_resilience.errors import SresError
+from slurm_resilience.resume import report
 from slurm_resilience.resume.context import SupervisorContext
 from slurm_resilience.resume.srun.environment import Attempt
 from slurm_resilience.resume.srun.step import SrunStep, find_step
 from slurm_resilience.slurm.client import StepInfo
+from slurm_resilience.slurm.hostlists import fold
 
 FIRST_LOOK_SECONDS, LONGEST_LOOK_SECONDS = 0.25, 10.0
 """Between two questions to Slurm: a step may wait for its nodes for a long time."""
 ORDER_SECONDS = 5.0
 """For the last node to say its place in the step; Slurm's order of nodes counts after that."""
+WAIT_SECONDS, WAITS_ON_SECONDS = 20.0, 600.0
+"""From the start of an srun until the log tells that Slurm has its step wait, and between two such
+lines."""
+MOST_NAMED = 8
+"""Other steps that such a line names."""
 OPEN_SECONDS = 10.0
 """A node that is only sick is not judged by the plan's guess before that, while the step begins."""
 
@@ -54,6 +62,7 @@ class StepLayout:
         now = context.clock.monotonic()
         self._first_look = self._next_look = now + wait
         self._open_until = now + OPEN_SECONDS
+        self._began, self._tell_at = now, now + WAIT_SECONDS
         self._was_told = False
 
     @property
@@ -125,6 +134,20 @@ class StepLayout:
         self._interval = min(2 * self._interval, LONGEST_LOOK_SECONDS)
         if info is not None and info.nodes and info.step.isdecimal():
             self._shown, self._shown_at = info, now
+        elif info is not None and now >= self._tell_at:
+            self._tell_at = now + WAITS_ON_SECONDS
+            self._tell_of_wait(info, now - self._began)
+
+    def _tell_of_wait(self, waiting: StepInfo, seconds: float) -> None:
+        """Tell of a step that waits for its turn: srun says nothing as long as it waits."""
+        context = self._context
+        try:
+            steps = context.client.steps(waiting.job)
+        except SresError:
+            return
+        report.say(
+            f"Slurm has had the step wait for {seconds:.0f} s: {steps_before(waiting, steps)}"
+        )
 
     def _in_order(self, nodes: tuple[str, ...], now: float) -> tuple[str, ...]:
         """Return the nodes by node id; none while a node may still say its own."""
@@ -136,3 +159,22 @@ class StepLayout:
         if self._step.reports.target and waits:
             return ()
         return nodes
+
+
+def steps_before(waiting: StepInfo, steps: Sequence[StepInfo]) -> str:
+    """Return in words which steps of the job are there before one that waits. Pure.
+
+    Args:
+        waiting: the step, which Slurm has given no number yet.
+        steps: all of its job.
+    """
+    running = [one for one in steps if one.step.isdecimal()]
+    there = [one for one in running if set(one.nodes) & set(waiting.nodes)]
+    if not there:
+        return f"no other step runs on {fold(waiting.nodes)}; it may ask for more than they have"
+    named = [f"{one.job}.{one.step} on {fold(one.nodes)}" for one in there[:MOST_NAMED]]
+    named += ["…"] if len(there) > MOST_NAMED else []
+    return (
+        f"{', '.join(named)} runs there; it starts when that ends, or beside it where its srun has "
+        "--overlap (no node is at fault)"
+    )

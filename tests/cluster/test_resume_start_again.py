@@ -66,6 +66,33 @@ def test_nothing_is_recovered_while_the_step_waits_for_its_turn(
     lab.run(["scancel", job])
 
 
+def test_a_step_that_waits_for_another_one_tells_so_and_starts_in_its_turn(
+    shared_lab: Callable[[LabSpec], Lab], built_plugin: Path, tmp_path: Path, wait_for: WaitFor
+) -> None:
+    """srun says nothing as long as it waits. With --immediate it does not, as plain srun."""
+    lab = shared_lab(LabSpec(nodes=3, plugin=built_plugin, daemons=False, sres_options=SLOW))
+    job = allocate(lab, "-w", "n[1-2]", "--exclusive")
+    site = Site(lab, job, tmp_path, wait_for)
+    holds = "echo up; while [ ! -e end ]; do sleep 0.05; done"
+    other = site.start("srun", "-N2", "sh", "-c", holds)
+    assert other.stdout is not None and other.stdout.readline() == "up\n"
+    plain, supervised = site.both("-N2", "--immediate=1", "hostname")
+    assert plain.code == supervised.code == 1
+    assert "srun was not to wait for other steps of the job (--immediate)" in supervised.stderr
+    assert "it is a bug" not in supervised.stderr and "attempt" not in supervised.stderr
+    waits = site.start("srun", FLAG, "-N2", "hostname")
+    assert waits.stderr is not None
+    line = waits.stderr.readline()
+    assert "Slurm has had the step wait for" in line and f"{job}.0 on n[1-2] runs there" in line
+    (tmp_path / "end").touch()
+    out, err = waits.communicate(timeout=90)
+    assert (waits.returncode, sorted(out.split())) == (0, ["n1", "n2"]), err
+    assert "attempt" not in err and "not resumed" not in err
+    assert other.wait(30) == 0
+    site.expect_nothing_left()
+    lab.run(["scancel", job])
+
+
 def test_a_batch_script_that_starts_while_slurmctld_is_away_waits_for_it(
     fresh_lab: Callable[[LabSpec], Lab], built_plugin: Path, tmp_path: Path, wait_for: WaitFor
 ) -> None:

@@ -18,7 +18,7 @@ from slurm_resilience.resume.decide.budgets import (
     pause_before_next,
     spent,
 )
-from slurm_resilience.resume.decide.classify import Cause, Ending, ObservedSteps
+from slurm_resilience.resume.decide.classify import Cause, Ending, ObservedSteps, classify
 from slurm_resilience.resume.decide.plan import Plan, PlanFacts, after_task, plan
 from slurm_resilience.resume.decide.signatures import Category, Explanation, LogLine, Role
 from slurm_resilience.resume.decide.task_ends import TaskEnd
@@ -282,6 +282,22 @@ def test_an_srun_without_an_answer_is_not_counted_among_the_program_s_failures()
     assert chosen(UNANSWERED, short).kind == "relaunch"
     assert "2 times without progress" in chosen(short, UNANSWERED, short).reason
     assert "it is a bug" in chosen(UNANSWERED, ending(ran_for=1.0)).reason
+
+
+def test_an_srun_that_is_not_to_wait_for_other_steps_is_not_started_again_at_once() -> None:
+    """Once an attempt has run, a step may be in the way that is over soon."""
+    busy = ending(ran_for=2.0, refused="Requested nodes are busy")
+    cause = classify(busy)
+    assert (cause.kind, cause.nodes) == ("program", ())
+    assert cause.reason == "srun got no step from Slurm: Requested nodes are busy"
+    assert chosen(busy).kind == chosen(busy, busy).kind == "stop"
+    assert "--immediate" in chosen(busy).reason and "bug" not in chosen(busy).reason
+    again = chosen(ending(ran_for=200.0), busy)
+    assert (again.kind, again.pause > 0) == ("relaunch", True)
+    assert "it may pass" in again.reason
+    wrong = ending(ran_for=0.5, refused="More processors requested than permitted")
+    assert chosen(wrong).kind == "stop"
+    assert "got no step from Slurm: More processors" in classify(wrong).reason
 
 
 def test_a_node_on_which_no_task_can_be_started_is_left_after_some_tries() -> None:

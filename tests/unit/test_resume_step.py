@@ -323,6 +323,15 @@ def test_an_srun_that_slurmctld_does_not_answer(line: str, answered: bool) -> No
     assert (step.was_answered, step.code) == (answered, 1)
 
 
+@pytest.mark.parametrize("more", [[], [KILLED]])
+def test_an_srun_that_gets_no_step(more: list[str]) -> None:
+    """With tasks that have ended, the words are those of an srun in one of them."""
+    line = "srun: error: Unable to create step for job 5: Requested nodes are busy"
+    step = run(line, *more)
+    assert step.was_answered
+    assert step.refused == ("" if more else "Requested nodes are busy")
+
+
 @pytest.mark.parametrize("more", [[KILLED], []])
 def test_an_srun_in_a_task_may_not_be_answered_either(more: list[str]) -> None:
     reports = StepReports("")

@@ -18,7 +18,12 @@ from slurm_resilience.resume.srun.environment import Attempt
 from slurm_resilience.resume.srun.step import SrunStep
 from slurm_resilience.resume.srun.step_set import StepSet
 from slurm_resilience.resume.srun.task_reports import StepReports
-from slurm_resilience.resume.step_layout import OPEN_SECONDS, StepLayout
+from slurm_resilience.resume.step_layout import (
+    OPEN_SECONDS,
+    WAIT_SECONDS,
+    WAITS_ON_SECONDS,
+    StepLayout,
+)
 from slurm_resilience.resume.supervisor import Supervisor
 from slurm_resilience.slurm.client import StepInfo
 from slurm_resilience.wire.messages import NodeVerdict
@@ -74,6 +79,27 @@ def test_what_all_nodes_have_told_is_known_at_once_and_slurm_is_not_asked() -> N
     assert (attempt.master_address, watched.step.name) == ("10.0.0.2", "7.3")
     assert not watched.layout.is_open
     assert (watched.asked, watched.layout.look()) == (0, None)
+
+
+def test_the_log_tells_of_a_step_that_waits_for_its_turn(
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    watched = Watched()
+    own = StepInfo(7, "TBD", ("n1", "n2"), srun_host="n1", srun_pid=42)
+    watched.shown = [StepInfo(7, "0", ("n2",)), StepInfo(7, "batch", ("n1",)), own]
+
+    def told_within(seconds: int) -> str:
+        for _ in range(seconds):
+            watched.now += 1.0
+            assert watched.layout.look() is None
+        return capfd.readouterr().err
+
+    assert told_within(int(WAIT_SECONDS) - 1) == ""
+    told = told_within(60)
+    assert told.count("sres:") == 1 and "7.0 on n2 runs there" in told, told
+    assert told_within(300) == ""
+    watched.shown = [own]
+    assert "no other step runs on n[1-2]" in told_within(int(WAITS_ON_SECONDS))
 
 
 def test_tasks_that_do_not_lie_evenly_are_no_number_for_each_node() -> None:

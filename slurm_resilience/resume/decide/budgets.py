@@ -67,6 +67,8 @@ def fault_of_program(history: tuple[Ending, ...], limits: ResumeSettings) -> str
         history: every ending so far. The last one had no fault of a node.
         limits: `[resume]` of the configuration.
     """
+    if history[-1].was_busy and all(ending.was_busy for ending in history):
+        return "srun was not to wait for other steps of the job (--immediate)"
     if history[-1].never_began:
         return ""  # `spent` limits these, and a pause comes before each further one
     history = tuple(ending for ending in history if not ending.never_began)

@@ -36,6 +36,10 @@ _HOLDS_NODES = ("RUNNING", "SUSPENDED")
 """States of a job that Slurm has not ended."""
 
 
+NODES_BUSY = "Requested nodes are busy"
+"""srun's words where other steps of the job have the nodes."""
+
+
 class StepFacts(msgspec.Struct, frozen=True, kw_only=True):
     """All that is known of the program's steps, and of whether it began at all."""
 
@@ -46,6 +50,8 @@ class StepFacts(msgspec.Struct, frozen=True, kw_only=True):
     """slurmctld did not answer srun, or srun could start no thread, so that no task has begun."""
     threadless: bool = False
     """It was the latter."""
+    refused: str = ""
+    """srun's words for the reason for which it got no step; empty: it had one."""
     not_launched: dict[str, str] = {}
     """Nodes on which srun could start no task, with its words for the reason; it ended the others
     for that."""
@@ -58,7 +64,12 @@ class StepFacts(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def never_began(self) -> bool:
         """Return whether not all of the program was there: it has shown nothing of itself."""
-        return self.unanswered or bool(self.not_launched)
+        return self.unanswered or self.was_busy or bool(self.not_launched)
+
+    @property
+    def was_busy(self) -> bool:
+        """Return whether other steps had its nodes, and srun was not to wait (--immediate)."""
+        return self.refused == NODES_BUSY
 
 
 class Ending(StepFacts, frozen=True):
@@ -174,6 +185,9 @@ def classify(ending: Ending) -> Cause:
         if ending.threadless:
             text = "srun could start no thread (ulimit -u, or memory), and began no task"
         return Cause("program", text, category=Category.TRANSIENT)
+    if ending.refused:
+        text = f"srun got no step from Slurm: {ending.refused}"
+        return Cause("program", text)
     if ending.not_launched:
         why = ", ".join(sorted(set(ending.not_launched.values())))
         text = f"srun could start no task on {fold(sorted(ending.not_launched))}: {why}"

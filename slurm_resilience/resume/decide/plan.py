@@ -201,7 +201,7 @@ def _after_program(
         why = f"no node is at fault; the job has {fold(gone)} no more"
         return msgspec.structs.replace(chosen, reason=f"{why}; {chosen.reason}", pause=pause)
     again = "no node is at fault: again on the same nodes"
-    if history[-1].not_launched:
+    if history[-1].not_launched or history[-1].was_busy:
         again = "it may pass: again on the same nodes"
     later = f"{again}, after a pause of {pause:.0f} s" if pause else again
     return Plan("relaunch", later, pause=pause)

@@ -45,6 +45,8 @@ _UNANSWERED = (
     rb"|Zero Bytes were transmitted or received|Slurm backup controller in standby mode"
     rb"|Unexpected missing socket error|Connection reset by peer)"
 )
+# slurmctld's answer where it makes no step, and srun does not wait for one.
+_REFUSED = rb"(?m)^srun: error: Unable to create step for job \d+: ([^\n]*)$"
 # The user's processes are used up (ulimit -u), or this machine's memory: srun gives up then.
 _NO_THREAD = rb"(?m)^srun: fatal: \w+: pthread_create error "
 # srun itself ends a step whose task failed (--kill-on-bad-exit), or whose node it has lost touch
@@ -137,6 +139,8 @@ class StderrReader:
         """So many of them came before srun told that its step was aborted; None: it did not."""
         self.aborted_at = self.cancelled_at = float("-inf")
         """When srun, or slurmstepd, last told of a step's end."""
+        self.refused = ""
+        """srun's words for the reason for which it got no step, or a task's own srun got none."""
         self.wait_seconds = KILL_WAIT_SECONDS
         """srun goes on for no longer after it has told that its step was aborted."""
         self._rest = b""
@@ -223,6 +227,8 @@ class StderrReader:
             self.report |= SrunReport.NOT_LAUNCHED
         if re.search(_UNANSWERED, lines):
             self.report |= SrunReport.UNANSWERED
+        for why in re.findall(_REFUSED, lines):
+            self.refused = why.decode("utf-8", "replace")
         launches = _launches(lines)
         self.failed_launches |= launches
         if re.search(_NO_THREAD, lines):

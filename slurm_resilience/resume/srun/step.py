@@ -318,6 +318,11 @@ class SrunStep:
         return self._has_begun or SrunReport.UNANSWERED not in self._stderr.report
 
     @property
+    def refused(self) -> str:
+        """Return srun's words for the reason for which it got no step; empty: it had one."""
+        return "" if self._has_begun else self._stderr.refused
+
+    @property
     def had_threads(self) -> bool:
         """Return whether srun could start its threads; else it has ended without a task."""
         return self._has_begun or SrunReport.NO_THREAD not in self._stderr.report

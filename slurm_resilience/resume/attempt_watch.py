@@ -11,7 +11,7 @@ import msgspec
 
 from slurm_resilience.errors import IllegalTransition, SresError
 from slurm_resilience.resume import report
-from slurm_resilience.resume.allocation.companion import lost_with
+from slurm_resilience.resume.allocation.companion import lost_with, waits_in_vain
 from slurm_resilience.resume.allocation.companion_world import world_obstacle
 from slurm_resilience.resume.context import SupervisorContext
 from slurm_resilience.resume.crash_watch import CrashWatch, GatheringStage
@@ -25,7 +25,7 @@ from slurm_resilience.resume.live_step.live_steps import StepEnd
 from slurm_resilience.resume.progress.hang_watch import HangWatch
 from slurm_resilience.resume.recovery import Recovery
 from slurm_resilience.resume.srun.environment import Attempt
-from slurm_resilience.resume.srun.step import SrunStep, end_step, find_step
+from slurm_resilience.resume.srun.step import KILL_SECONDS, SrunStep, end_step, find_step
 from slurm_resilience.resume.srun.step_set import StepSet
 from slurm_resilience.resume.step_layout import StepLayout
 from slurm_resilience.wire.messages import AttemptStarted, NodeVerdict
@@ -224,6 +224,10 @@ class AttemptWatch:
     def _end_early(self, stage: Callable[[], GatheringStage]) -> StepEnd | None:
         """End an attempt whose tasks wait in vain; None: it goes on."""
         step = self._step
+        for part in step.parts:
+            if waits_in_vain(self._allocation, part):
+                part.kill()
+                part.wait(KILL_SECONDS)
         lost_part = step.lost_part()
         if lost_part is not None:
             return self._end_others(lost_part)

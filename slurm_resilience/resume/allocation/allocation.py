@@ -25,6 +25,8 @@ FRESH_SECONDS = 2.0
 """An address that was read so long ago is not asked for again."""
 SECOND = "the second allocation"
 """The log's words for a companion; they begin the reason of a node that is lost with it."""
+PROLOG_FAULT = "the prolog failed there"
+"""Begins the reason of a node that is lost with a companion for its prolog."""
 PROLOG_ERROR = "Prolog error"
 """Slurm's own reason for a node that it drains because the prolog failed there."""
 REFRESH_SECONDS = 1.0
@@ -329,7 +331,7 @@ class Allocation:
                 bad[name] = _shown_state(node)
             elif name in elsewhere and is_drained_by_prolog(node):
                 # The node's fault, and no person's word.
-                bad[name] = f"the prolog failed there, and {elsewhere[name]}"
+                bad[name] = f"{PROLOG_FAULT}, and {elsewhere[name]}"
             elif name in elsewhere:
                 bad[name] = elsewhere[name]
             elif name not in job_nodes and name not in self.companions.nodes:

@@ -10,6 +10,7 @@ import msgspec
 from slurm_resilience.errors import NotFound, SlurmError, SlurmUnreachable, SresError
 from slurm_resilience.resume import report
 from slurm_resilience.resume.allocation.allocation import (
+    PROLOG_FAULT,
     SECOND,
     Allocation,
     Companion,
@@ -244,6 +245,23 @@ def end_earlier(allocation: Allocation) -> None:
         if allocation.clock.wait(allocation.user_stop, LOOK_SECONDS):
             return
     report.say("second allocations of an earlier run of this job may be there still: squeue shows")
+
+
+def waits_in_vain(allocation: Allocation, step: SrunStep) -> bool:
+    """Return whether an srun waits for tasks that never began: Slurm has ended its companion, as
+    the prolog failed on a node of it. srun tells that its step was aborted, and waits for KillWait.
+
+    Args:
+        allocation: the job.
+        step: an srun of the attempt.
+    """
+    if step.job in (0, allocation.id) or not (step.running and step.told_end.aborted):
+        return False
+    if step.ended_tasks or step.reports.has_begun or not step.reports.target:
+        return False  # they may save their work
+    ours = [companion for companion in allocation.companions.held if companion.id == step.job]
+    bad = allocation.bad([name for companion in ours for name in companion.nodes])
+    return any(why.startswith(PROLOG_FAULT) for why in bad.values())
 
 
 def lost_with(allocation: Allocation, step: SrunStep) -> dict[str, str]:

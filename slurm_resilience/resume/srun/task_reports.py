@@ -41,6 +41,8 @@ class StepReports:
             on_news: called (in a thread) when something was told.
         """
         self.target = target
+        self.has_begun = False
+        """Something was told of a task of this very srun."""
         self._on_news = on_news
         self._lock = threading.Lock()
         self._nodes: dict[int, str] = {}
@@ -62,6 +64,7 @@ class StepReports:
 
     def take(self, told: NodeBegan | TaskEnd) -> None:
         """Take in what was told."""
+        self.has_begun = True
         if self._whole is not None:
             told = msgspec.structs.replace(told, node_id=told.node_id + self._nodes_before)
             if isinstance(told, TaskEnd):

@@ -87,6 +87,16 @@ def test_a_local_variable_that_counts_is_told(
         told_nothing(done)
 
 
+def test_a_look_at_the_programs_code_that_fails_ends_no_training(run: Program) -> None:
+    """A Python that is not known yet may have other instructions."""
+    parts = (
+        "from slurm_resilience.training.guards.code import local_counts\n"
+        "def fails(*_): raise IndexError\n"
+        "local_counts.uses = fails"
+    )
+    told_nothing(run(COUNTED.format("0.9 ** n"), parts))
+
+
 def test_buffers_of_a_loss_that_is_not_tracked_are_told(run: Program) -> None:
     """A running centre was changed twice by a step that was repeated, and was not healed."""
     parts = """

@@ -280,7 +280,12 @@ class StateWatch:
     def _counting_locals(self, *, asked_step: bool) -> tuple[str, ...]:
         if not self._tell or self._may_count:
             return ()
-        return self._optimizing.parts.locals.counted(asked_step=asked_step)
+        try:
+            return self._optimizing.parts.locals.counted(asked_step=asked_step)
+        except Exception as error:
+            # What it reads is the code of others, maybe of a newer Python: it ends no training.
+            log.debug("the function's own counts are not looked at: %r", error)
+            return ()
 
     def _look_for_hidden_state(self) -> None:
         for name, one in self._optimizers.items():

@@ -390,17 +390,33 @@ class Chaos:
 
     # The directory is on a small disk of its own.
 
+    def _is_whole_place(self) -> bool:
+        """Tell whether a newcomer finds the directory, or can make it anew: else it ends, as it is
+        documented to, and its launcher starts it again."""
+        return self._place.exists() and not (self._place.parent / "filler").exists()
+
     def _fill_disk(self, _: int) -> None:
         self.limit = REMOVED_SECONDS
         filler = self._place.parent / "filler"
+
+        def empty() -> None:
+            while filler.exists():
+                with contextlib.suppress(OSError):  # the disk is read-only
+                    filler.unlink(missing_ok=True)
+                time.sleep(0.01)
+
+        if not self._is_whole_place():
+            return
         with contextlib.suppress(OSError), filler.open("wb") as file:
             while True:
                 file.write(bytes(4096))
                 file.flush()
-        self._last(lambda: filler.unlink(missing_ok=True), self._random.choice((0.5, 3.0, 8.0)))
+        self._last(empty, self._random.choice((0.5, 3.0, 8.0)))
 
     def _read_only(self, _: int) -> None:
         self.limit = REMOVED_SECONDS
+        if not self._is_whole_place():
+            return
         mount = ["mount", "-o"], str(self._place.parent)
         subprocess.run([*mount[0], "remount,ro", mount[1]], check=False, capture_output=True)
         mend = [*mount[0], "remount,rw", mount[1]]
@@ -417,6 +433,8 @@ class Chaos:
                 with contextlib.suppress(OSError):  # made anew just now, or the disk is read-only
                     away.rename(self._place)
 
+        if not self._is_whole_place():
+            return
         with contextlib.suppress(OSError):
             self._place.rename(away)
             self._last(bring_back, self._random.choice((0.5, 3.0, 8.0)))

@@ -151,6 +151,21 @@ def test_a_generator_that_is_not_tracked_is_told(run: Program, kind: str) -> Non
     warned(run(body.replace("net(x)", f"net(x + 0.1 * {draw})")), "is drawn from and not tracked")
 
 
+def test_the_generator_of_a_communication_hook_is_told_nothing(run: Program) -> None:
+    """Its state is made anew beside each wrapper, with the same seed on all ranks."""
+    parts = """
+    from torch.distributed.algorithms.ddp_comm_hooks import powerSGD_hook as power
+
+    def build():
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Linear(8, 32), nn.Linear(32, 1))
+        return model, torch.optim.SGD(model.parameters(), 0.01)
+    """
+    state = "power.PowerSGDState(None, 1, start_powerSGD_iter=2, min_compression_rate=1)"
+    hooked = f"net = s.ddp(model)\nnet.register_comm_hook({state}, power.powerSGD_hook)"
+    told_nothing(run(USUAL.replace("net = s.ddp(model)", hooked), parts))
+
+
 def test_an_optimizer_that_is_not_tracked_is_told(run: Program) -> None:
     warned(
         run(USUAL.replace(", opt=opt)", ")")), "trained by an optimizer that is not tracked (SGD)"

@@ -46,6 +46,11 @@ class KeptGenerators:
         if (numpy := sys.modules.get("numpy")) is not None:
             kinds = numpy.random.Generator, numpy.random.RandomState
             known.add(id(numpy.random.get_state.__self__))  # numpy's own
+        # It belongs to a wrapper of one world, and is made anew on all ranks with the same seed.
+        hooks = sys.modules.get("torch.distributed.algorithms.ddp_comm_hooks.powerSGD_hook")
+        if hooks is not None:
+            kind = hooks.PowerSGDState
+            known |= {id(one.rng) for one in everything if type(one) is kind}
         # Python's memory does not list torch's: they are found in what holds them.
         found = {id(one): one for one in everything if type(one) in kinds}
         few = everything if len(everything) <= MOST_OBJECTS else ()

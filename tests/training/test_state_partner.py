@@ -16,7 +16,7 @@ from state_ranks import run, view_of
 from slurm_resilience.mesh.model import PeerStatus
 from slurm_resilience.training import state
 from slurm_resilience.training.state import Partner, StateError, Tracked
-from slurm_resilience.training.state.partner import Exchange
+from slurm_resilience.training.state.partner import Exchange, PartnerCopy, Round
 
 pytestmark = pytest.mark.training
 
@@ -68,6 +68,27 @@ def restored(rank: int, group: Any) -> dict[str, Any]:
         "rng": torch.equal(torch.get_rng_state(), newest),
         "cost": str(partner.last or ""),
     }
+
+
+def test_no_round_comes_after_a_rank_was_told_of() -> None:
+    """The plan was made from the round before, which was let go of meanwhile: all ranks ended."""
+    partner = Partner()
+
+    def round_of(step: int) -> Round:
+        tracked = Tracked({"part": torch.zeros(4)})
+        own = PartnerCopy(step, 0, 0, tracked.capture().descriptor, torch.zeros(16))
+        return Round(own, None)
+
+    partner.publish(round_of(4), 0.1)
+    partner.settle()
+    partner.freeze()
+    with pytest.raises(StateError, match="the copy of step 6"):
+        partner.publish(round_of(6), 0.1)
+    assert partner.step == 4
+    partner.open(view_of([PeerStatus()]), 0, None)
+    partner.publish(round_of(8), 0.1)
+    assert partner.step == 8
+    partner.close()
 
 
 def test_a_lost_part_comes_from_its_partner_and_all_go_back_to_the_same_step(

@@ -85,6 +85,8 @@ class Healer:
         The plan is made from what is said next: a change that is found later comes too late.
         """
         progress, self._digest = self.progress, ""
+        if self._partner is not None:
+            self._partner.freeze()
         if self._tracked is None or progress.step < 0:
             return
         self._note_changes(self._tracked.changed())

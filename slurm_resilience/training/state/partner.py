@@ -210,6 +210,8 @@ class Partner:
         self._certified_until = -1
         self._settled = True
         """Every rank has published the newest round."""
+        self._frozen = False
+        """The others were told of the newest round: none comes before the next world."""
         self.last: Cost | None = None
         self._lock = threading.Lock()
         self._rounds: tuple[Round, ...] = ()
@@ -241,6 +243,7 @@ class Partner:
                 travel on it while the training uses its own.
         """
         self.close()
+        self._frozen = False
         self._link = Exchange(self, view, rank, process_group)
 
     def close(self, timeout: float = 5.0) -> None:
@@ -249,6 +252,12 @@ class Partner:
         link, self._link = self._link, None
         if link:
             link.close(timeout)
+
+    def freeze(self) -> None:
+        """Take no more rounds of this generation: the others plan from what they are told now. A
+        rank that has published one keeps the one before it as well, since this one never does."""
+        with self._lock:
+            self._frozen = True
 
     def due(self, step: int) -> bool:
         """Tell whether a snapshot of this committed step is wanted."""
@@ -350,8 +359,14 @@ class Partner:
         return torch.empty(size, dtype=torch.uint8, device="cpu", pin_memory=pin)
 
     def publish(self, one: Round, seconds: float) -> None:
-        """Take a round that every rank has whole; called by the exchange."""
+        """Take a round that every rank has whole; called by the exchange.
+
+        Raises:
+            StateError: it comes too late.
+        """
         with self._lock:
+            if self._frozen:
+                raise StateError(f"the copy of step {one.own.step} was not whole when it was left")
             self._settled = False
             self._rounds = (one, *self._rounds[: 2 if self._keeps_certified else 1])
         if self.last and self.last.step == one.own.step:

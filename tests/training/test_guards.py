@@ -24,6 +24,7 @@ from slurm_resilience.training.guards.replica_check import (
     RankWords,
     ReplicaCheck,
     differences,
+    same_random_numbers,
     steps_between,
 )
 from slurm_resilience.training.guards.witness import (
@@ -72,6 +73,14 @@ def test_equal_batches_are_named_where_a_source_splits_by_itself() -> None:
     assert found(rows) == [RankDifference("batch", (0, 2))]
     # Ranks of one replica may share a batch.
     assert not found([RankWords(batch=1), RankWords(batch=1)], 2)
+
+
+def test_ranks_that_draw_the_same_random_numbers() -> None:
+    rows = [RankWords(random=n) for n in (1, 2, 1, 3)]
+    assert same_random_numbers(rows, 1) == (0, 2)
+    assert same_random_numbers(rows, 2) == (0, 2)
+    assert same_random_numbers([rows[1], rows[1], rows[0], rows[3]], 2) == ()
+    assert same_random_numbers(rows[:2], 1) == ()
 
 
 def test_ranks_are_compared_at_the_first_two_updates_and_then_now_and_then() -> None:

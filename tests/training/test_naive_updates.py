@@ -220,6 +220,36 @@ def test_a_seed_before_track_or_by_the_step_is_told_nothing(run: Program) -> Non
     told_nothing(run(body))
 
 
+DRAWN = """
+    x = X[torch.randint(64, (4,))]
+    nn.functional.mse_loss(net(x), x.sum(1, keepdim=True)).backward()
+    with s.update():
+        opt.step()
+        opt.zero_grad()
+    inject.point("before-backward", step=s.step, rank=s.rank)
+"""
+
+
+@pytest.mark.parametrize("killed", [0, 1])
+@pytest.mark.parametrize("seed", ["s.rank", "1000 * s.step + s.rank", "7"])
+def test_random_numbers_that_come_twice_after_a_fault_are_told(
+    run: Program, seed: str, killed: int
+) -> None:
+    """A replaced rank drew the same batches as the one that healed it, to the end."""
+    begin = USUAL[: USUAL.index("for x")]
+    loop = "while s.step < 8:"
+    if "step" in seed:
+        loop += f"\n    torch.manual_seed({seed})"
+    else:
+        begin = begin.replace("s.track", f"torch.manual_seed({seed})\ns.track")
+    done = run(begin + loop + DRAWN, inject=f"kill:rank={killed},step=4")
+    words = "ranks 0, 1 draw the same random numbers, and drew others before the fault"
+    if seed == "s.rank":
+        warned(done, words)
+    else:
+        assert done.returncode == 0 and "random numbers" not in done.stderr, done.stderr[-4000:]
+
+
 def test_a_learning_rate_that_is_set_inside_is_told_nothing(run: Program) -> None:
     by_hand = "for group in opt.param_groups: group['lr'] = 0.01 / (1 + s.step)\n"
     told_nothing(run(USUAL.replace("        opt.step()", f"        {by_hand}        opt.step()")))

@@ -22,6 +22,7 @@ from torch import nn
 
 from slurm_resilience.clock import SYSTEM_CLOCK, Clock
 from slurm_resilience.errors import UsageError
+from slurm_resilience.training.content_digest import content_digest
 from slurm_resilience.training.guards.witness import SHOWN, ReplicaFault, is_outvoted
 from slurm_resilience.training.process_group import ProcessGroups
 
@@ -55,6 +56,10 @@ class RankWords(NamedTuple):
     """Checksum of a batch whose source splits by rank itself."""
     certified: int = 0
     """One more than the newest certified step that this rank has a copy of."""
+    random: int = 0
+    """Checksum of the state of torch's random numbers."""
+    were_apart: int = 0
+    """1: this process saw that each rank drew random numbers of its own."""
 
 
 class RankDifference(NamedTuple):
@@ -98,6 +103,21 @@ def differences(rows: Sequence[RankWords], replica_size: int) -> list[RankDiffer
     return found
 
 
+def same_random_numbers(rows: Sequence[RankWords], replica_size: int) -> tuple[int, ...]:
+    """Return the ranks of a part, the first that has some, that draw the same as another. Pure.
+
+    Args:
+        rows: of each rank.
+        replica_size: ranks that hold one copy of the model together. They may draw the same.
+    """
+    for part in range(replica_size):
+        ranks = range(part, len(rows), replica_size)
+        many = Counter(rows[rank].random for rank in ranks)
+        if same := [rank for rank in ranks if many[rows[rank].random] > 1]:
+            return tuple(same)
+    return ()
+
+
 def _odd(rows: Sequence[RankWords], ranks: Iterable[int], field: str) -> list[int]:
     """Return the ranks that differ from most; of equally many, the lowest rank is right."""
     words = {rank: getattr(rows[rank], field) for rank in ranks}
@@ -138,6 +158,8 @@ class ReplicaCheck:
         self.due_at = math.inf
         """The step before which the ranks are compared next."""
         self._told: set[str] = set()
+        self._were_apart = False
+        """Each rank drew random numbers of its own."""
         self.last: dict[str, Any] = {}
         """Result of the last comparison of replicas: ``step``, ``equal``, ``seconds`` that it took,
         and ``every`` (steps until the next one)."""
@@ -193,7 +215,13 @@ class ReplicaCheck:
         first = self._updates == 1
         names = {} if first else state_words()
         every = self._wanted(step, began, self._clock.monotonic() - began)
-        rows = _exchange(group, given._replace(state=_sum(names), every=every))
+        words = given._replace(
+            state=_sum(names),
+            every=every,
+            random=content_digest(torch.get_rng_state()),
+            were_apart=int(self._were_apart),
+        )
+        rows = _exchange(group, words)
         size = group.view.replica_size
         found = differences(rows, size)
         fault = None
@@ -210,6 +238,7 @@ class ReplicaCheck:
                 )
             else:
                 self._tell(group, _LINES[one.what].format(ranks=_ranks(one.ranks)))
+        self._compare_random_numbers(group, rows)
         every = max(row.every for row in rows)  # the same on every rank
         if self._updates >= FIRST_UPDATES:
             self.due_at = step + every
@@ -245,9 +274,18 @@ class ReplicaCheck:
         )
         return differ
 
-    def _tell(self, group: ProcessGroups, line: str) -> None:
+    def _compare_random_numbers(self, group: ProcessGroups, rows: Sequence[RankWords]) -> None:
+        """Tell of ranks that draw the same since a fault, for all that each drew its own before. A
+        rank that was replaced does not know."""
+        same = same_random_numbers(rows, group.view.replica_size)
+        knows = next((rank for rank, row in enumerate(rows) if row.were_apart), -1)
+        if same and knows >= 0:
+            self._tell(group, SAME_NUMBERS.format(ranks=_ranks(same)), by=knows)
+        self._were_apart |= not same
+
+    def _tell(self, group: ProcessGroups, line: str, by: int = 0) -> None:
         key = line.partition(":")[2]
-        if group.rank == 0 and key not in self._told:
+        if group.rank == by and key not in self._told:
             self._told.add(key)
             log.error("%s", line)
 
@@ -317,6 +355,12 @@ def _is_parameter(name: str, modules: Collection[str]) -> bool:
     return bool(dot) and module in modules
 
 
+SAME_NUMBERS = (
+    "{ranks} draw the same random numbers, and drew others before the fault: a replaced rank goes "
+    "on with those of the rank that healed it, and what both draw (batches by torch.randint, "
+    "noise) comes twice from now on. Seed in the loop by rank and step: "
+    "torch.manual_seed(1000 * s.step + s.rank)"
+)
 _LINES = {
     "stream": (
         "s.loader: {ranks} read other samples from this stream than the others: it is split by "

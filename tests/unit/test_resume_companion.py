@@ -366,6 +366,26 @@ def test_a_companion_is_over_when_its_number_is_another_jobs() -> None:
     assert allocation.is_over(2) and not allocation.is_running(2)
 
 
+@pytest.mark.parametrize(
+    ("reason", "told"),
+    [("AssocMaxJobsLimit", "; Slurm's reason: AssocMaxJobsLimit"), ("Resources", "")],
+)
+def test_the_log_names_what_a_companion_waits_for_that_only_a_person_changes(
+    reason: str, told: str, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    slurm = gres_cluster(3)
+    slurm.submit(3, no_kill=True)
+    known = slurm.companions
+    monkeypatch.setattr(
+        slurm,
+        "companions",
+        lambda job: tuple(found._replace(waits_for=reason) for found in known(job)),
+    )
+    with pytest.raises(NoIdleNode):
+        companion.obtain(allocation_of(slurm), 1, 0.3, ())
+    assert f"more at most{told}\n" in capfd.readouterr().err
+
+
 def test_slurm_may_drain_a_node_after_it_has_given_up_its_companion(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -148,13 +148,22 @@ def _wait(
         if now - told > SAY_SECONDS and now > began:
             told = now
             left = f"{max(0.0, deadline - now):.0f} s more at most"
-            name = _name(allocation)
-            report.say(f"waiting for {count} node(s) in job {number} ({name}), {left}")
+            name, why = _name(allocation), _waits_for(allocation, number)
+            report.say(f"waiting for {count} node(s) in job {number} ({name}), {left}{why}")
         pause = max(FIRST_LOOK_SECONDS, min((now - began) / WAITED_PER_LOOK, LONGEST_LOOK_SECONDS))
         if clock.wait(allocation.user_stop, min(pause, max(0.0, deadline - now))):
             return None
         if allocation.refresh() not in ("RUNNING", "SUSPENDED"):
             raise NotFound(f"job {allocation.id} is over")
+
+
+def _waits_for(allocation: Allocation, number: int) -> str:
+    """Return what a companion waits for that a person may have to change; empty: nothing."""
+    with contextlib.suppress(SresError):
+        for found in allocation.client.companions(allocation.job):
+            if found.id == number and found.needs_a_person:
+                return f"; Slurm's reason: {found.waits_for.strip()}"
+    return ""
 
 
 def _name(allocation: Allocation) -> str:

@@ -22,12 +22,13 @@ from slurm_resilience.errors import (
 )
 from slurm_resilience.model import Job, Node
 from slurm_resilience.slurm import command_words, parse
-from slurm_resilience.slurm.client import ClusterInfo, StepInfo
+from slurm_resilience.slurm.client import SLURMS_REASON, ClusterInfo, StepInfo
 from slurm_resilience.slurm.companion_job import (
     CompanionRequest,
     FoundCompanion,
     companion_script,
     companion_words,
+    needs_a_person,
 )
 from slurm_resilience.slurm.early_questions import EarlyQuestions, Printed, Unanswered
 from slurm_resilience.slurm.hostlists import LastNodeLists, expand, fold
@@ -226,12 +227,21 @@ class CliClient:
                 self._run("scancel", f"--name=sres-{job.id}", f"--user={job.uid}")
             raise SlurmError("salloc was stopped")
         if answer.held is None:
-            raise _error("salloc", words, answer.said)
+            raise _error("salloc", words, f"{answer.said} {self._waited_for(helper)}")
         # If salloc is killed together with us, no process is left to give it back. Slurm takes no
         # limit of its own for such a job from salloc.
         with contextlib.suppress(SlurmError, NotPermitted, NotFound):
             self._run("scontrol", "update", f"jobid={helper}", "timelimit=1", timeout=2.0)
         return helper
+
+    def _waited_for(self, job: int) -> str:
+        """Return what a withdrawn request waited for that only a person changes; empty: nothing."""
+        reason = ""
+        if job:
+            words = ("-a", "-h", "-t", "all", "-j", str(int(job)), "-o", "%r")
+            with contextlib.suppress(SlurmError, NotFound, NotPermitted):
+                reason = self._run("squeue", *words, timeout=2.0).strip()
+        return f"({SLURMS_REASON}{reason})" if needs_a_person(reason) else ""
 
     def ask_companion(self, request: CompanionRequest) -> int:
         job = request.job

@@ -17,6 +17,9 @@ import msgspec
 from slurm_resilience.model import Job, Node
 from slurm_resilience.slurm.companion_job import CompanionRequest, FoundCompanion
 
+SLURMS_REASON = "Slurm's reason: "
+"""Stands before the reason for which a request for nodes waits, where only a person changes it."""
+
 
 class StepInfo(msgspec.Struct, frozen=True):
     """A running job step."""

@@ -104,8 +104,17 @@ class FoundCompanion(NamedTuple):
     @property
     def needs_a_person(self) -> bool:
         """It waits for something else than its turn and free nodes, which may never come."""
-        reason = self.waits_for.strip()
-        return reason not in _COMES_BY_ITSELF and not reason.startswith(_BEHIND_OTHERS)
+        return needs_a_person(self.waits_for)
+
+
+def needs_a_person(reason: str) -> bool:
+    """Return whether a job waits for something else than its turn and free nodes.
+
+    Args:
+        reason: Slurm's word for it; `None`, or empty, where it does not wait.
+    """
+    own = reason.strip()
+    return own not in _COMES_BY_ITSELF and not own.startswith(_BEHIND_OTHERS)
 
 
 def companion_name(job: int, restarts: int, supervisor: int, *, lent: bool = False) -> str:

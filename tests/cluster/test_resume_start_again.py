@@ -185,6 +185,24 @@ def test_a_job_is_requeued_by_its_supervisor_once_slurmctld_is_back(
     wait_for(lambda: lab.run(shown).stdout.strip() == "PENDING", 60, log)
 
 
+@pytest.mark.parametrize("gres", [None, "gpu:2"])
+def test_the_log_names_what_a_request_for_nodes_waits_for(
+    fresh_lab: Callable[[LabSpec], Lab], tmp_path: Path, wait_for: WaitFor, gres: str | None
+) -> None:
+    """An exchange and a second allocation: nodes are free, and only a person has them given."""
+    lab = fresh_lab(LabSpec(nodes=3, network=True, gres=gres))
+    job = Job(lab, tmp_path, "--no-kill", nodes=2)
+    wait_for(lambda: job.running_on(1, 2), 30, job)
+    lab.run(["scontrol", "update", "partition=main", "state=DOWN"], check=True)
+    lab.power_off("n2")
+    wait_for(lambda: "Slurm's reason: PartitionDown" in job.log(), 120, job)
+    assert "none is free" not in job.log()
+    lab.run(["scontrol", "update", "partition=main", "state=UP"], check=True)
+    wait_for(lambda: job.running_on(2, 2), 120, job)
+    job.let_end()
+    wait_for(lambda: "srun ended with 0" in job.ended(), 30, job)
+
+
 def prolog_that_fails_on(node: str, folder: Path, seconds: str = "0") -> Path:
     """A site's prolog, which takes so long on that node."""
     prolog = folder / "prolog"

@@ -18,6 +18,7 @@ from slurm_resilience.resume.allocation.allocation import (
 )
 from slurm_resilience.resume.allocation.swap import Doubts, NoIdleNode
 from slurm_resilience.resume.srun.step import SrunStep
+from slurm_resilience.slurm.client import SLURMS_REASON
 from slurm_resilience.slurm.companion_job import (
     UNUSED_SECONDS,
     CompanionRequest,
@@ -162,7 +163,7 @@ def _waits_for(allocation: Allocation, number: int) -> str:
     with contextlib.suppress(SresError):
         for found in allocation.client.companions(allocation.job):
             if found.id == number and found.needs_a_person:
-                return f"; Slurm's reason: {found.waits_for.strip()}"
+                return f"; {SLURMS_REASON}{found.waits_for.strip()}"
     return ""
 
 

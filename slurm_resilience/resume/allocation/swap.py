@@ -11,7 +11,7 @@ import msgspec
 from slurm_resilience.errors import NotFound, SlurmError, SlurmUnreachable, SresError
 from slurm_resilience.resume import report
 from slurm_resilience.resume.allocation.allocation import Allocation
-from slurm_resilience.slurm.client import SlurmClient
+from slurm_resilience.slurm.client import SLURMS_REASON, SlurmClient
 
 Doubts = Callable[[tuple[str, ...]], Mapping[str, str]]
 """Tells, of some nodes, those that must not be taken now, and why."""
@@ -112,7 +112,7 @@ def grow(
                 raise NoIdleNode(f"no idle node within {waited:.0f} s") from error
             if clock.monotonic() - told > SAY_SECONDS or told == began:
                 told = clock.monotonic()
-                why = "none is free" if "queued and waiting" in str(error) else str(error)
+                why = _why(str(error))
                 until = "the others go on" if others_go_on() else f"for {patience:.0f} s at most"
                 report.say(f"waiting for {count} idle node(s) since {waited:.0f} s, {until}: {why}")
             # Refused at once (a limit on submitted jobs): not asked again and again.
@@ -128,6 +128,13 @@ def grow(
         allocation.claims.add(added)
         client.merge(helper, allocation.id)
     return allocation.in_slurms_order(added)
+
+
+def _why(error: str) -> str:
+    """Return why a request got no node, in few words."""
+    if SLURMS_REASON in error:
+        return f"{SLURMS_REASON}{error.rpartition(SLURMS_REASON)[2].rstrip(')')}"
+    return "none is free" if "queued and waiting" in error else error
 
 
 def _check_own_run(allocation: Allocation) -> None:

@@ -290,7 +290,10 @@ class BlockRunner:
             participant.watch.returned()
         participant.say("done")
         # The others may still be in their last step, or need this process's state.
-        self._mesh.meet()
+        if self._mesh.meet() is not None:
+            seat = self._mesh.me.seat
+            text = f"seat {seat} had returned, and is needed again: another one had not"
+            participant.last_end = GenerationEnd(view.generation, text)
         self._leave_world()
 
     def _form(self, view: View) -> ProcessGroups:

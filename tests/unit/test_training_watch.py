@@ -218,6 +218,20 @@ def test_who_returned_in_one_of_the_first_steps_is_not_waited_for_like_a_compile
     assert (found.kind, found.seat) == ("returned", 0)
 
 
+def test_who_returned_before_a_first_step_is_not_waited_for_longer() -> None:
+    """Its loop has no batch left, and it has no count; the others have one, and waited 600 s."""
+    world = World(2, first=600, floor=10)
+    world.watches[0].begin(3)
+    world.counts[0] += 1
+    world.watches[1].returned()
+    world.verdict(0)
+    world.time.go(59)
+    assert world.verdict(0) is None
+    world.time.go(2)
+    found = world.verdict(0)
+    assert found is not None and (found.kind, found.seat) == ("returned", 1)
+
+
 def test_who_returned_is_said_so_without_counts_too() -> None:
     world = World(3, counted=False, floor=10)
     world.steps(8)

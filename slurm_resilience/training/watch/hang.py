@@ -119,7 +119,8 @@ def judge_returned(own: RankSign, peers: Sequence[RankSign], limit: float) -> Ha
     if own.still <= limit or own.phase in (PAUSED, RETURNED):
         return None
     late = [one for one in peers if one.phase == RETURNED]
-    late = [one for one in late if 0 <= one.collectives < own.collectives]
+    # One that began no step in this world has no count.
+    late = [one for one in late if one.collectives < own.collectives]
     if not late:
         return None
     first = max(late, key=lambda one: (one.still, -one.seat))

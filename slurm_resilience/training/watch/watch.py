@@ -258,7 +258,8 @@ class Watch:
             if self._lockstep.behind(begun):
                 return (
                     f"seat {self._seat} left out an update that seat {peer.seat} made, before step "
-                    f"{begun.step} (an error that its loop caught has to leave the function)"
+                    f"{begun.step} (an error that its loop caught has to leave the function, and a "
+                    "batch that is skipped is skipped by all ranks)"
                 )
         return ""
 
@@ -269,7 +270,7 @@ class Watch:
         together: that is certain, and needs none of the patience of a first step."""
         for peer, beat, heard in beats.values() if own.phase != PAUSED else ():
             other = _heard(peer, beat, heard)
-            if other.phase in ("", PAUSED) or other.still <= self._times.floor:
+            if other.phase in ("", PAUSED, RETURNED) or other.still <= self._times.floor:
                 continue
             begun = lockstep.heard(beat.phase.split(_MORE)[-1])
             made = self._lockstep.more_collectives(own.collectives, begun, other.collectives)

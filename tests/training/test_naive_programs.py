@@ -161,6 +161,24 @@ def test_weights_that_are_loaded_after_track_are_told(run: Program) -> None:
     warned(run(body), "model.weight, model.bias changed between s.track and the first")
 
 
+def test_weights_that_the_function_loads_after_a_fault_are_told(run: Program) -> None:
+    """A checkpoint of its own that was not there at first: the state of all ranks is lost."""
+    loads = """
+    if os.path.exists(f"{__file__}.pt"):
+        model.load_state_dict(torch.load(f"{__file__}.pt"))
+    """
+    saves = """
+    if s.rank == 0 and s.step == 2:
+        torch.save(model.state_dict(), f"{__file__}.new")
+        os.replace(f"{__file__}.new", f"{__file__}.pt")
+    """
+    body = USUAL.replace("s.track(", f"{dedent(loads)}s.track(").replace("steps=4", "steps=6")
+    done = run(
+        body + indent(dedent(saves), "    "), inject="exception:rank=1,step=4,phase=backward"
+    )
+    refused(done, "before s.track (weights that it loads whenever it is called? Load them in what")
+
+
 def test_frozen_weights_that_differ_are_refused(run: Program) -> None:
     parts = """
     def build():

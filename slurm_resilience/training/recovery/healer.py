@@ -27,6 +27,11 @@ log = logging.getLogger("sres.training")
 
 CERTIFIED_FROM_STEPS = 10
 """Steps between copies in memory from which on each is certified, by a comparison of its own."""
+LOADED = (
+    ", in the function, before s.track (weights that it loads whenever it is called? Load them in "
+    "what s.once builds)"
+)
+"""Added where the state was changed since the function was called again."""
 OWN = "sres"
 """The name under which the step and the data's position are tracked beside the user's objects."""
 
@@ -160,7 +165,7 @@ class Healer:
         late = self._outside != told
         if late and found.kind in ("nothing", "peers") and not found.incoming(rank):
             # The others take its state for that of the step; its next status says the truth.
-            raise HealFailed(f"{self._outside} while the block was entered: plan again")
+            raise HealFailed(f"{self._outside}: plan again")
         if found.kind in ("peers", "fresh", "memory"):
             memory = found.kind == "memory"
             receives = bool(found.incoming(rank))
@@ -238,11 +243,11 @@ class Healer:
         if same and all(self._names[name] is names[name] for name in names):
             assert old is not None
             # Void state too: its gradients would be added to the next step's.
-            self._note_changes(old.rollback())
+            self._note_changes(old.rollback(), LOADED)
             return old
         new = state.Tracked(names, trainable_only=self._options.trainable_only)
         if old is not None and self.progress.step >= 0 and not self.progress.dirty:
-            self._note_changes(old.rollback())
+            self._note_changes(old.rollback(), LOADED)
             if not self.progress.dirty:
                 _copy(old, new)
         if old is not None:
@@ -261,9 +266,9 @@ class Healer:
                 _named(thawed),
             )
 
-    def _note_changes(self, changed: tuple[str, ...]) -> None:
+    def _note_changes(self, changed: tuple[str, ...], where: str = "") -> None:
         if changed and not self.progress.dirty:
-            self._outside = f"{_named(changed)} changed outside of s.update()"
+            self._outside = f"{_named(changed)} changed outside of s.update(){where}"
             self.progress.dirty = True
 
     def _open(self, group: ProcessGroups) -> None:

@@ -7,7 +7,7 @@ has not told.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 import msgspec
 
@@ -145,9 +145,15 @@ class StepLayout:
             steps = context.client.steps(waiting.job)
         except SresError:
             return
-        report.say(
-            f"Slurm has had the step wait for {seconds:.0f} s: {steps_before(waiting, steps)}"
-        )
+        host = context.host.split(".", maxsplit=1)[0]
+        gone = [
+            one.step
+            for one in steps
+            if one.srun_host.split(".", maxsplit=1)[0] == host
+            and not context.host_calls.lives(one.srun_pid)
+        ]
+        before = steps_before(waiting, steps, gone)
+        report.say(f"Slurm has had the step wait for {seconds:.0f} s: {before}")
 
     def _in_order(self, nodes: tuple[str, ...], now: float) -> tuple[str, ...]:
         """Return the nodes by node id; none while a node may still say its own."""
@@ -161,12 +167,14 @@ class StepLayout:
         return nodes
 
 
-def steps_before(waiting: StepInfo, steps: Sequence[StepInfo]) -> str:
+def steps_before(waiting: StepInfo, steps: Sequence[StepInfo], gone: Collection[str] = ()) -> str:
     """Return in words which steps of the job are there before one that waits. Pure.
 
     Args:
         waiting: the step, which Slurm has given no number yet.
         steps: all of its job.
+        gone: those whose srun is gone. Slurm keeps one in its books whose srun could not open its
+            files (seen on 22.05), until the job ends.
     """
     running = [one for one in steps if one.step.isdecimal()]
     there = [one for one in running if set(one.nodes) & set(waiting.nodes)]
@@ -174,7 +182,11 @@ def steps_before(waiting: StepInfo, steps: Sequence[StepInfo]) -> str:
         return f"no other step runs on {fold(waiting.nodes)}; it may ask for more than they have"
     named = [f"{one.job}.{one.step} on {fold(one.nodes)}" for one in there[:MOST_NAMED]]
     named += ["…"] if len(there) > MOST_NAMED else []
-    return (
+    text = (
         f"{', '.join(named)} runs there; it starts when that ends, or beside it where its srun has "
         "--overlap (no node is at fault)"
     )
+    left = [f"{one.job}.{one.step}" for one in there[:MOST_NAMED] if one.step in gone]
+    if left:
+        text += f"; the srun of {', '.join(left)} is gone: scancel {' '.join(left)} ends its rest"
+    return text

@@ -54,6 +54,7 @@ class Watched:
             client=SimpleNamespace(steps=self._steps),
             allocation=SimpleNamespace(id=7),
             host="n1",
+            host_calls=SimpleNamespace(lives=lambda pid: pid != 13),
         )
         self.layout = StepLayout(
             cast(SupervisorContext, context), PLANNED, cast(SrunStep, self.step), ADDRESSES
@@ -97,7 +98,9 @@ def test_the_log_tells_of_a_step_that_waits_for_its_turn(
     assert told_within(int(WAIT_SECONDS) - 1) == ""
     told = told_within(60)
     assert told.count("sres:") == 1 and "7.0 on n2 runs there" in told, told
-    assert told_within(300) == ""
+    assert "is gone" not in told and told_within(300) == ""
+    watched.shown = [StepInfo(7, "0", ("n2",), srun_host="n1.site", srun_pid=13), own]
+    assert "the srun of 7.0 is gone: scancel 7.0 ends" in told_within(int(WAITS_ON_SECONDS))
     watched.shown = [own]
     assert "no other step runs on n[1-2]" in told_within(int(WAITS_ON_SECONDS))
 

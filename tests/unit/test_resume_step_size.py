@@ -6,7 +6,7 @@ import pytest
 
 from slurm_resilience.errors import UsageError
 from slurm_resilience.model import Job
-from slurm_resilience.resume.srun.command import AttemptCommand
+from slurm_resilience.resume.srun.command import AttemptCommand, step_nodes
 from slurm_resilience.resume.srun.env_option import NODEID
 from slurm_resilience.resume.srun.srun_options import BUILTIN, split
 from slurm_resilience.resume.srun.step_size import fewest_nodes, leave_spares, nodes_gone
@@ -39,6 +39,12 @@ def left(*words: str, **environment: str) -> tuple[list[str], dict[str, str]]:
 )
 def test_the_step_takes_the_other_nodes(words: list[str], argv: list[str]) -> None:
     assert left(*words)[0] == argv
+
+
+def test_a_step_needs_a_node() -> None:
+    command = split(["-x", "n[1-4]", "train"], BUILTIN)
+    with pytest.raises(UsageError, match=r"--exclude=n\[1-4\]: it leaves no node of job 7"):
+        step_nodes(command, JOB, {})
 
 
 @pytest.mark.parametrize(

@@ -117,7 +117,7 @@ def step_nodes(
     """Return the number of nodes that the step uses, and the nodes.
 
     Raises:
-        UsageError: a -w that is no hostlist.
+        UsageError: a -w that is no hostlist, or no node is left.
     """
     chosen = command.value("nodelist")
     named = expand(chosen) if chosen and "/" not in chosen else ()
@@ -137,6 +137,8 @@ def step_nodes(
     left = [n for n in job.nodes if not excluded or n not in expand(excluded)]
     others = [n for n in left if n not in named]
     nodes = (*named, *others)[:count]
+    if not nodes:
+        raise UsageError(f"--exclude={excluded}: it leaves no node of job {job.id}")
     return len(nodes), nodes
 
 

@@ -11,7 +11,7 @@ import click
 
 from slurm_resilience.cli.controller import ClusterView, moment_of, pass_cluster
 from slurm_resilience.cli.node_read import events_table
-from slurm_resilience.cli.shared_options import config_option, format_option
+from slurm_resilience.cli.shared_options import DigitRange, config_option, format_option
 from slurm_resilience.cli.tables import (
     clock_time,
     duration,
@@ -126,8 +126,8 @@ def show_job(cluster: ClusterView, number: str, directory: Path, form: str) -> N
 
 
 @job.command("resize")
-@click.argument("number", metavar="JOB", type=click.IntRange(1, 2**32 - 1))
-@click.argument("nodes", type=click.IntRange(1, 10**6))
+@click.argument("number", metavar="JOB", type=DigitRange(1, 2**32 - 1))
+@click.argument("nodes", type=DigitRange(1, 10**6))
 @format_option
 @config_option
 @pass_cluster

@@ -26,7 +26,17 @@ class NumberRange(click.FloatRange):
         return found
 
 
-ID = click.IntRange(1, 2**63 - 1)
+class DigitRange(click.IntRange):
+    """A range of whole numbers in plain digits. Python reads `1_2` as 12: to people who use Slurm,
+    it is an element of an array."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        if isinstance(value, str) and not (value.isascii() and value.isdigit()):
+            self.fail(f"{value!r} is no whole number in digits.", param, ctx)
+        return super().convert(value, param, ctx)
+
+
+ID = DigitRange(1, 2**63 - 1)
 """The number of an incident or a job: the journal's go so far."""
 
 

@@ -9,6 +9,7 @@ import pytest
 
 from slurm_resilience.cli import tables
 from slurm_resilience.cli.controller import ClusterView
+from slurm_resilience.cli.main import call
 from slurm_resilience.cli.node_read import _row
 from slurm_resilience.cli.tables import (
     clock_time,
@@ -161,3 +162,13 @@ def test_what_a_users_program_answers_to_a_resize_harms_no_terminal(
     monkeypatch.setattr(ClusterView, "connect", lambda _: Wire())
     with pytest.raises(SresError, match=why):
         ClusterView().resize(7, 3)
+
+
+@pytest.mark.parametrize("words", [("1_2", "3"), ("\u0663", "3"), ("12", "1_0"), ("+7", "3")])
+def test_a_resize_takes_no_other_number_than_the_one_that_was_written(
+    words: tuple[str, str], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Python reads 1_2 as 12: job 12 is another one than the element 2 of the array 1."""
+    monkeypatch.setattr(ClusterView, "resize", lambda *_: pytest.fail("it is asked for"))
+    assert call(["job", "resize", *words]) == 2
+    assert "is no whole number in digits" in capsys.readouterr().err

@@ -32,6 +32,10 @@ UNSEEN_LOOKS = 6
 """In a row, before the log tells of a fence that cannot be seen: a shared file system may fail for
 a moment."""
 WITHOUT_FENCE = "only its own sresd ends the tasks on a node that is cut off"
+NOT_GROWN = (
+    "not grown: without that directory its supervisor does not see the ranks of this attempt"
+)
+"""The log's word for a step that was to change its size."""
 
 
 class Fence:
@@ -96,11 +100,13 @@ class Fence:
         """
         self._token = started.token
         problem = raise_fence(self.directory, started.token)
-        if not problem:
-            return started
-        report.say(f"the fence cannot be raised ({problem}): {WITHOUT_FENCE}")
-        self.directory = ""
-        return msgspec.structs.replace(started, directory="")
+        if problem:
+            report.say(f"the fence cannot be raised ({problem}): {WITHOUT_FENCE}")
+            self.directory = ""
+            started = msgspec.structs.replace(started, directory="")
+        if started.sizes and not self.directory:
+            report.say(NOT_GROWN)
+        return started
 
     def mend(self) -> None:
         """Raise the fence again where it was removed.

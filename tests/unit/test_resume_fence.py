@@ -384,6 +384,24 @@ def test_a_disk_that_was_full_costs_the_fence_of_one_attempt(
     assert third.directory == made and fence.holds(made, third.token)
 
 
+@pytest.mark.parametrize("sizes", ["2:4", ""])
+def test_a_step_that_cannot_grow_without_the_directory_tells_so(
+    sizes: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    slurm = FakeSlurm(2)
+    job = slurm.submit(2)
+    monkeypatch.chdir(tmp_path)
+    own = fence.Fence(slurm, slurm.job(job), 0, HostCalls())
+    planned = Attempt(job, 1, 0, ("n1",), ("n1",), "n1", own.directory, sizes=sizes)
+    lines: list[str] = []
+    with report.written_to(lines.append):
+        assert own.raise_for(planned).directory
+        assert lines == []
+        monkeypatch.setattr(fence, "raise_fence", lambda *_: "No space left on device")
+        assert own.raise_for(planned).directory == ""
+    assert any(fence.NOT_GROWN in line for line in lines) == bool(sizes), lines
+
+
 def test_a_directory_that_is_moved_away_is_told_of(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -13,6 +13,7 @@ from worlds import FakeClock
 from slurm_resilience.clock import SYSTEM_CLOCK, SystemClock
 from slurm_resilience.config import ResumeSettings
 from slurm_resilience.errors import SlurmUnreachable
+from slurm_resilience.model import Job
 from slurm_resilience.resume import report
 from slurm_resilience.resume.allocation.allocation import Allocation, Companion
 from slurm_resilience.resume.decide.classify import Cause, Ending, classify
@@ -24,6 +25,7 @@ from slurm_resilience.resume.srun.srun_options import BUILTIN, split
 from slurm_resilience.resume.srun.stderr_reader import EndedTasks
 from slurm_resilience.resume.srun.step import ToldEnd
 from slurm_resilience.resume.srun.task_reports import StepReports
+from slurm_resilience.slurm.companion_job import CompanionRequest
 from slurm_resilience.slurm.slurmd_port import PortsSeen
 from slurm_resilience.wire.messages import NodeVerdict
 
@@ -104,6 +106,7 @@ def gathered(
         timed_out=False,
         ended_tasks=[],
         was_answered=more.pop("was_answered", True),
+        refused=more.pop("refused", ""),
         failed_launches=dict.fromkeys(more.pop("failed_launches", ()), "Connection failure"),
         had_threads=more.pop("had_threads", True),
         reports=reports,
@@ -138,6 +141,17 @@ def slurm() -> FakeSlurm:
 def allocated(slurm: FakeSlurm) -> Allocation:
     job = slurm.job(slurm.submit(2))
     return Allocation(slurm, job, Event(), patience=0.0, permits_expansion=True)
+
+
+def companion_of(slurm: FakeSlurm, job: Job) -> int:
+    """Return the number of a second allocation beside a job."""
+    return slurm.ask_companion(CompanionRequest(job, 1, supervisor=0))
+
+
+def test_an_srun_that_got_no_step_tells_why(slurm: FakeSlurm) -> None:
+    cause = ending(slurm, allocated(slurm), "", 1, refused="Requested nodes are busy")
+    assert cause.reason == "srun got no step from Slurm: Requested nodes are busy"
+    assert (cause.kind, cause.nodes) == ("program", ())
 
 
 def test_an_srun_that_slurmctld_did_not_answer_has_not_failed(slurm: FakeSlurm) -> None:
@@ -321,7 +335,8 @@ def test_a_person_who_cancels_as_a_node_dies_wins(
 
 def test_the_end_of_a_companion_hides_no_word_on_another_part(slurm: FakeSlurm) -> None:
     """Slurm words it as a person's cancel, and its own line on the main step may be lost."""
-    companion = slurm.submit(1)
+    job = allocated(slurm)
+    companion = companion_of(slurm, job.job)
     main: Any = SimpleNamespace(
         job=0, told_end=ToldEnd(False, True), timed_out=False, only_signalled=False
     )
@@ -333,7 +348,6 @@ def test_the_end_of_a_companion_hides_no_word_on_another_part(slurm: FakeSlurm) 
         only_signalled=False,
     )
     by_node: dict[str, Any] = {"faulty": {"n4": "no beat"}}
-    job = allocated(slurm)
     assert ending(slurm, job, "", 137, parts=(other,), **by_node).kind == "user"
     slurm.cancel_job(companion)
     assert ending(slurm, job, "", 137, parts=(other,), **by_node).kind == "node"
@@ -348,7 +362,8 @@ def test_the_end_of_a_companion_is_asked_for_when_slurm_answers_again(slurm: Fak
             slurm.refusals.clear()
             return False
 
-    companion, job = slurm.submit(1), slurm.job(slurm.submit(2))
+    job = slurm.job(slurm.submit(2))
+    companion = companion_of(slurm, job)
     slurm.cancel_job(companion)
     slurm.refusals["job"] = SlurmUnreachable("no answer")
     part: Any = SimpleNamespace(
@@ -367,7 +382,8 @@ def test_a_wait_for_slurms_word_on_a_companion_is_told(
 ) -> None:
     lines: list[str] = []
     monkeypatch.setattr(report, "say", lines.append)
-    companion, job = slurm.submit(1), slurm.job(slurm.submit(2))
+    job = slurm.job(slurm.submit(2))
+    companion = companion_of(slurm, job)
     slurm.refusals["job"] = SlurmUnreachable("no answer")
     clock = FakeClock()
     patient = Allocation(slurm, job, Event(), patience=150.0, permits_expansion=True, clock=clock)
@@ -376,7 +392,8 @@ def test_a_wait_for_slurms_word_on_a_companion_is_told(
 
 
 def test_a_companion_that_ended_unused_is_no_nodes_fault(slurm: FakeSlurm) -> None:
-    number, job = slurm.submit(1), allocated(slurm)
+    job = allocated(slurm)
+    number = companion_of(slurm, job.job)
     companion = Companion(number, slurm.job(number).nodes)
     own = EndedTasks(companion.nodes, (1,), "Exited with exit code 3")
     words: dict[str, Any] = {"job": number, "timed_out": False, "told_end": ToldEnd(False, False)}
@@ -392,7 +409,8 @@ def test_a_companion_that_ended_unused_is_no_nodes_fault(slurm: FakeSlurm) -> No
 
 def test_words_that_have_lapsed_do_not_hide_the_end_of_a_companion(slurm: FakeSlurm) -> None:
     """They were another step's: a task may print what its own srun says."""
-    companion, job = slurm.submit(1), allocated(slurm)
+    job = allocated(slurm)
+    companion = companion_of(slurm, job.job)
     part: Any = SimpleNamespace(
         job=companion,
         told_end=ToldEnd(False, True),
@@ -413,7 +431,8 @@ def test_a_companion_that_ends_after_its_cancelled_step_hides_no_cancel(
     slurm: FakeSlurm, told: ToldEnd
 ) -> None:
     """The node for which its part waited is given up in the end."""
-    companion, job = slurm.submit(1), allocated(slurm)
+    job = allocated(slurm)
+    companion = companion_of(slurm, job.job)
     step: Any = SimpleNamespace(
         job=companion,
         told_end=ToldEnd(False, False),
@@ -438,7 +457,8 @@ def test_a_companion_that_ends_after_its_cancelled_step_hides_no_cancel(
 
 def test_a_companion_that_slurm_begins_to_preempt_is_no_persons_cancel(slurm: FakeSlurm) -> None:
     """Its step gets SIGTERM, and it runs until its GraceTime is over; no person ended the job."""
-    companion, job = slurm.submit(1), allocated(slurm)
+    job = allocated(slurm)
+    companion = companion_of(slurm, job.job)
     words: dict[str, Any] = {"job": companion, "timed_out": False, "job_outlives_it": False}
     step: Any = SimpleNamespace(**words, told_end=ToldEnd(True, False), only_signalled=True)
     context: Any = SimpleNamespace(allocation=job)

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from slurm_resilience.mesh.model import Peer
@@ -73,21 +73,35 @@ def test_a_rank_that_waits_in_its_update_says_where_the_next_batch_begins() -> N
     assert not none.next.batch  # it has begun no batch: the loop takes them from elsewhere
 
 
-class Calling(Rank):
-    """It makes collectives in each batch, and compares itself with others in some updates. It is in
-    the midst of its last batch."""
+class Batch(NamedTuple):
+    calls: int = 0
+    """Collectives before the update."""
+    waits: int = 0
+    """So often the update waits for the others, in a collective each."""
+    after: int = 0
+    """Collectives after the update."""
 
-    def __init__(self, batches: list[tuple[int, bool]], inside: int = 0) -> None:
+
+class Calling(Rank):
+    """It makes collectives in each batch, and waits for others in some updates. It is in the midst
+    of its last batch."""
+
+    def __init__(self, batches: list[Batch], inside: int = 0, *, enters: bool = False) -> None:
+        """
+        Args:
+            batches: those that it has begun.
+            inside: collectives of the last one that it has entered.
+            enters: it is about to enter the next one.
+        """
         super().__init__([])
         self.count = 0
-        for number, (calls, compares) in enumerate(batches, 1):
+        for number, batch in enumerate(batches, 1):
             self.lockstep.begin(self.step, self.count if self.lockstep.counts else -1)
-            is_last = number == len(batches)
-            if compares and (not is_last or inside > calls):
-                self.lockstep.waits_in_update(self.count + calls)
-            self.step, self.count = self.step + 1, self.count + calls + compares
-            if is_last:
-                self.count += inside - calls - compares
+            entered = sum(batch) if number < len(batches) else inside
+            for wait in range(batch.waits):
+                if batch.calls + wait < entered + enters:
+                    self.lockstep.waits_in_update(self.count + batch.calls + wait)
+            self.step, self.count = self.step + 1, self.count + entered
 
     def judges(self, other: Calling) -> Made:
         """Judge, by what the other one says."""
@@ -95,46 +109,53 @@ class Calling(Rank):
         return self.lockstep.more_collectives(self.count, told_of, other.count)
 
 
-BATCHES = st.lists(st.tuples(st.integers(0, 3), st.booleans()), min_size=2, max_size=12)
+FEW = st.integers(0, 2)
+BATCHES = st.lists(st.builds(Batch, FEW, FEW, FEW), min_size=2, max_size=6)
 
 
+@settings(max_examples=1000)
 @given(BATCHES, st.data())
-def test_ranks_that_make_the_same_collectives_accuse_none(
-    batches: list[tuple[int, bool]], data: Any
-) -> None:
+def test_ranks_that_make_the_same_collectives_accuse_none(batches: list[Batch], data: Any) -> None:
+    """One may be far ahead of the other, where no collective is between them."""
     ranks = []
     for _ in range(2):
         at = data.draw(st.integers(0, len(batches)))
         inside = data.draw(st.integers(0, sum(batches[at - 1]))) if at else 0
-        ranks.append(Calling(batches[:at], inside))
+        ranks.append(Calling(batches[:at], inside, enters=data.draw(st.booleans())))
     one, other = ranks
     assert one.judges(other) is other.judges(one) is Made.NEITHER
 
 
 @given(BATCHES, st.data())
-def test_a_rank_that_calls_a_collective_alone_is_known(
-    batches: list[tuple[int, bool]], data: Any
-) -> None:
+def test_a_rank_that_calls_a_collective_alone_is_known(batches: list[Batch], data: Any) -> None:
     """The others wait in the next batch, or in the update of this one."""
     at = data.draw(st.integers(1, len(batches) - 1))
-    calls = batches[at - 1][0]
-    alone = Calling([*batches[: at - 1], (calls, False)], inside=calls + 1)
-    ahead = Calling([*batches[: at - 1], (calls, False), (1, False)], inside=1)
-    compares = Calling([*batches[: at - 1], (calls, True)], inside=calls + 1)
+    calls, before = batches[at - 1].calls, batches[: at - 1]
+    alone = Calling([*before, Batch(calls)], inside=calls + 1)
+    ahead = Calling([*before, Batch(calls), Batch(1)], inside=1)
+    compares = Calling([*before, Batch(calls, 1)], inside=calls + 1)
     for other in (ahead, compares):
         assert alone.judges(other) is Made.HERE
         assert other.judges(alone) is Made.THERE
 
 
+@given(BATCHES)
+def test_one_that_calls_it_after_an_update_that_waits_is_known(batches: list[Batch]) -> None:
+    calls, waits, _ = batches[-1]
+    alone = Calling([*batches[:-1], Batch(calls, waits)], inside=calls + waits + 1)
+    ahead = Calling([*batches[:-1], Batch(calls, waits), Batch(1)], inside=1)
+    assert alone.judges(ahead) is Made.HERE
+
+
 def test_one_that_went_on_after_it_is_known_by_its_next_batch() -> None:
-    alone, other = ([(2, False), (calls, False), (2, False)] for calls in (3, 2))
+    alone, other = ([Batch(2), Batch(calls), Batch(2)] for calls in (3, 2))
     assert Calling(other).judges(Calling(alone)) is Made.THERE
 
 
 def test_collectives_are_counted_in_the_first_batches_alone() -> None:
-    long = [(1, False)] * (COUNTED + 3)
-    assert Calling(long, 2).judges(Calling([*long, (1, False)], 1)) is Made.NEITHER
-    assert Calling(long, 2).judges(Calling([*long[1:], (1, True)], 2)) is Made.HERE
+    long = [Batch(1)] * (COUNTED + 3)
+    assert Calling(long, 2).judges(Calling([*long, Batch(1)], 1)) is Made.NEITHER
+    assert Calling(long, 2).judges(Calling([*long[1:], Batch(1, 1)], 2)) is Made.HERE
 
 
 @pytest.mark.parametrize("text", ["", "12", "collective", "1.2", "1.2.x", "-1.2.3"])

@@ -37,6 +37,9 @@ class BatchBegun(NamedTuple):
     world: int
     collectives: int = -1
     """Those that were entered before it; negative: not known."""
+    in_update: bool = False
+    """It was not begun yet: the process was in the update before it, or just after it, and its
+    `collectives` are those from before that update."""
 
 
 class Lockstep:
@@ -75,8 +78,10 @@ class Lockstep:
             collectives: those that it has entered before.
         """
         last = self.last
-        if last.batch:
-            self._expected = BatchBegun(last.batch + 1, last.step + 1, self._world, collectives)
+        if last.batch and self._expected is None:  # an update may wait twice
+            self._expected = BatchBegun(
+                last.batch + 1, last.step + 1, self._world, collectives, in_update=True
+            )
 
     @property
     def counts(self) -> bool:
@@ -115,6 +120,9 @@ class Lockstep:
         if not other.batch or other.world != self._world:
             return Made.NEITHER
         if other.batch > self.last.batch:
+            if other.in_update and self._expected is not None:
+                # Those of the update itself may be made here already, and not there.
+                own = self._expected.collectives
             return Made.HERE if own > other.collectives >= 0 else Made.NEITHER
         mine, after = self._same(other.batch, other.world), self._after(other.batch)
         if mine is not None and other.collectives > mine.collectives >= 0:
@@ -145,11 +153,15 @@ def told(begun: BatchBegun) -> str:
     if not begun.batch:
         return ""
     more = f".{begun.collectives}" if begun.collectives >= 0 else ""
+    more += ".1" if more and begun.in_update else ""
     return f"{begun.batch}.{begun.step}.{begun.world}{more}"
 
 
 def heard(text: str) -> BatchBegun:
     """Return what `told` was given; no batch, where that cannot be read."""
     numbers = [int(part) for part in text.split(".") if part.isdecimal()]
-    is_whole = len(numbers) == text.count(".") + 1 in (3, 4)
-    return BatchBegun(*numbers) if is_whole else BatchBegun(0, -1, 0)
+    is_whole = len(numbers) == text.count(".") + 1 in (3, 4, 5)
+    if not is_whole:
+        return BatchBegun(0, -1, 0)
+    batch, step, world, *more = numbers
+    return BatchBegun(batch, step, world, more[0] if more else -1, in_update=len(more) == 2)

@@ -14,6 +14,7 @@ import select
 import signal
 import subprocess
 from collections.abc import Mapping, Sequence
+from functools import partial
 from threading import Event
 from typing import NamedTuple
 
@@ -24,6 +25,10 @@ HOLDER = "cat"
 LOOK_SECONDS = 0.05
 RELEASE_SECONDS = 5.0
 """For salloc to give an allocation back, which is empty by then, or was cancelled."""
+ENDS_SALLOC = signal.SIGHUP
+"""salloc ends by this one alone, once its program runs. At SIGTERM it gives the allocation back and
+waits on; if its thread for Slurm's messages has taken the program's end by then, it waits for ever,
+in a loop that takes a whole core (salloc.c of 22.05; seen)."""
 _GRANTED = re.compile(r"Granted job allocation (\d+)")
 # Its own words alone: a complaint may name the job that is to be expanded.
 _PENDING = re.compile(r"Pending job allocation (\d+)")
@@ -59,7 +64,7 @@ class HeldAllocation:
         try:
             self._process.wait(RELEASE_SECONDS)
         except subprocess.TimeoutExpired:
-            self._process.terminate()
+            self._process.send_signal(ENDS_SALLOC)
 
 
 def ask(
@@ -85,7 +90,7 @@ def ask(
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         env=dict(environment),
-        preexec_fn=end_with_parent,
+        preexec_fn=partial(end_with_parent, ENDS_SALLOC),
     )
     assert process.stdout is not None
     number = process.stdout.fileno()

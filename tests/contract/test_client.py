@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import time
 from collections.abc import Callable
 
+import psutil
 import pytest
 
 from slurm_resilience.errors import NotFound, SlurmError
@@ -326,6 +328,19 @@ def test_a_node_is_swapped(world: World, running: Running) -> None:
     world.until(lambda: gone(world, helper), "the helper is gone")
 
 
+def sallocs_for(job: int) -> list[int]:
+    """The processes that hold an allocation, or wait for one, that is to expand a job of this
+    test's own Slurm."""
+    found = []
+    for process in psutil.process_iter(["cmdline", "name"]):
+        words = process.info["cmdline"] or ()
+        if process.info["name"] == "salloc" and f"--dependency=expand:{job}" in words:
+            with contextlib.suppress(psutil.Error):
+                if process.environ().get("SLURM_CONF") == os.environ.get("SLURM_CONF"):
+                    found.append(process.pid)
+    return found
+
+
 def test_a_helper_ends_with_the_process_that_asked_for_it(world: World, running: Running) -> None:
     """However it ends: a helper that was not merged would keep its node for the job's time."""
     if not world.is_real:
@@ -342,6 +357,7 @@ def test_a_helper_ends_with_the_process_that_asked_for_it(world: World, running:
     killed = time.monotonic()
     world.until(lambda: [j.id for j in world.client.jobs()] == [job.id], "no helper is left")
     assert time.monotonic() - killed < HELPER_LIMIT, "it ended at its limit alone"
+    world.until(lambda: not sallocs_for(job.id), "no salloc is left")
 
 
 def test_no_idle_node_is_a_refusal_and_leaves_nothing(world: World, running: Running) -> None:

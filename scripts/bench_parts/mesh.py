@@ -362,8 +362,11 @@ def _estimated(ranks: int, speakers: bool, costs: Costs, cores: int) -> Crowd:
     return crowd
 
 
-def estimate(ranks: int, speakers: bool, costs: Costs, cores: int) -> dict[str, float]:
-    """Return the figures of a first world, and of the death of its lead, on so many cores."""
+def estimate(ranks: int, speakers: bool, costs: Costs, cores: int) -> dict[str, float] | None:
+    """Return the figures of a first world, and of the death of its lead, on so many cores.
+
+    None: the simulated ranks come to no world in time, for they wait for a core too long.
+    """
     gc.collect()
     gc.disable()  # a collection would look through all processes at once
     try:
@@ -372,7 +375,9 @@ def estimate(ranks: int, speakers: bool, costs: Costs, cores: int) -> dict[str, 
         used = statistics.median(process.used for process in crowd.living())
         crowd.kill(crowd.living()[0])
         if not crowd.run(crowd.is_whole, DEADLINE_SECONDS):
-            raise TimeoutError(f"no simulated world of {ranks - 1}")
+            return None
+    except TimeoutError:
+        return None
     finally:
         gc.enable()
     heard = [process.ended_at - formed_at for process in crowd.living()]
@@ -434,6 +439,9 @@ def _show(rows: list[dict[str, Any]], core: float, costs: Costs, shape: str) -> 
         table.add_column(name, justify="right")
     for row in rows:
         for found in (row["estimated_here"], row["estimated_core_each"]):
+            if found is None:
+                table.add_row(f"{row['ranks']}", "too few")
+                continue
             cells = (cell(found) for cell in ESTIMATE_COLUMNS.values())
             table.add_row(f"{row['ranks']}", *cells)
     console.print(table)

@@ -74,7 +74,8 @@ def test_a_replaced_node_runs_its_scripts_and_one_whose_script_fails_stays_out(
     assert shown["labels"]["health-status"] == "pending-replacement"
     assert shown["labels"]["fault-reason"] == "50-fit failed (exit code 3): no licence"
     assert shown["comment"].startswith("RMA 4711 [sres ")
-    assert lifecycle_of(lab, "n2") == "50-fit failed (exit code 3): no licence"
+    failed = "50-fit failed (exit code 3): no licence"
+    wait_for(lambda: lifecycle_of(lab, "n2") == failed, 60, "its finding")
     assert "slurmd" not in lab.status()["nodes"]["n2"]["daemons"]
     assert "FAIL" in shown["state"] and shown["reason"] == "Action:Replace"
     listed = lab.run([SRES, "node", "list", "--fault-type", "lifecycle", "--format", "json"])

@@ -77,8 +77,14 @@ def test_an_option_comes_before_the_site_s_setting() -> None:
         (["--auto-resume-sizes=2,x"], "write numbers of nodes"),
         (["--auto-resume-sizes=2,4", "--auto-resume-max-nodes=6"], "names all sizes"),
         (["--auto-resume-partition=p"], "add --auto-resume-max-nodes"),
-        (["--auto-resume-max-nodes=4", "--ntasks=3"], "--ntasks=3 is no multiple of the 2 nodes"),
-        (["--auto-resume-max-nodes=4", "--gpus=a100:3"], "--gpus=3 is no multiple of the 2 nodes"),
+        (
+            ["--auto-resume-max-nodes=4", "--ntasks=3"],
+            "--ntasks=3 is no multiple of the step's 2 nodes",
+        ),
+        (
+            ["--auto-resume-max-nodes=4", "--gpus=a100:3"],
+            "--gpus=3 is no multiple of the step's 2 nodes",
+        ),
         (["--auto-resume-max-nodes=4", "-m", "arbitrary", "-w", "n1,n1,n2"], "has its own node"),
     ],
 )

@@ -11,7 +11,7 @@ from slurm_resilience.config import ElasticSettings
 from slurm_resilience.errors import UsageError
 from slurm_resilience.model import Job
 from slurm_resilience.resume.live_step.living_program import LAUNCHER, can_live
-from slurm_resilience.resume.srun.command import step_nodes, tasks_by_node
+from slurm_resilience.resume.srun.command import step_nodes
 from slurm_resilience.resume.srun.srun_options import SrunCommand
 from slurm_resilience.resume.srun.step_size import (
     MAX_NODES,
@@ -19,10 +19,10 @@ from slurm_resilience.resume.srun.step_size import (
     QOS,
     SIZES,
     STEP_NODES,
+    check_equal_shares,
     check_number,
     number_of_nodes,
 )
-from slurm_resilience.resume.srun.totals import totals
 
 MOST_GROUPS = 1000
 """Requests for nodes of one step: more would be a slip of the pen."""
@@ -106,7 +106,7 @@ def elastic_size(
             f"--{MAX_NODES}: only a program that uses slurm_resilience.training can change its "
             f"size while it runs: start it by {LAUNCHER}, or write export SRES_CHECKPOINTLESS=1"
         )
-    _check_shares(placed, environment, core)
+    check_equal_shares(MAX_NODES, placed, environment, core)
     changed = {
         name: value
         for name, option in (("partition", PARTITION), ("qos", QOS))
@@ -114,26 +114,6 @@ def elastic_size(
     }
     chosen = msgspec.structs.replace(settings, **changed)
     return ElasticSize(least, core, groups, sizes, chosen)
-
-
-def _check_shares(command: SrunCommand, environment: Mapping[str, str], core: int) -> None:
-    """Check that each of the first nodes has the same share: a further one gets it too.
-
-    Raises:
-        UsageError: it has not.
-    """
-    if tasks_by_node(command, environment):
-        raise UsageError(
-            f"--{MAX_NODES}: with --distribution=arbitrary each task has its own node, so the "
-            "share of a further node is not known"
-        )
-    for name, total in totals(command, environment):
-        if total % core:
-            raise UsageError(
-                f"--{MAX_NODES}: {name}={total} is no multiple of the {core} nodes that the step "
-                "begins with, so the share of a further node is not known; write "
-                "--ntasks-per-node or --gpus-per-node"
-            )
 
 
 def _groups(core: int, most: int, step: int) -> tuple[int, ...]:

@@ -136,18 +136,35 @@ def fewest_nodes(
         raise UsageError(f"--{MIN_NODES}={fewest}: the step takes {size} node(s) from the start")
     if "-" in (placed.value("nodes") or ""):
         raise UsageError(f"--{MIN_NODES}: write -N with one number of nodes, not a range")
-    if tasks_by_node(placed, environment):
-        raise UsageError(
-            f"--{MIN_NODES}: with --distribution=arbitrary each task has its own node, so the step "
-            "cannot go on with fewer"
-        )
-    for name, total in totals(placed, environment):
-        if total % size:
-            raise UsageError(
-                f"--{MIN_NODES}: {name}={total} is no multiple of the step's {size} nodes, so it "
-                "is not known what is left on fewer; write --ntasks-per-node or --gpus-per-node"
-            )
+    check_equal_shares(MIN_NODES, placed, environment, size)
     return fewest
+
+
+def check_equal_shares(
+    option: str, command: SrunCommand, environment: Mapping[str, str], nodes: int
+) -> None:
+    """Check that each node of a step has the same share of it, whatever their number comes to be.
+
+    Args:
+        option: for which that is needed.
+        command: the srun.
+        environment: of it.
+        nodes: that the step takes at its start.
+
+    Raises:
+        UsageError: it has not.
+    """
+    if tasks_by_node(command, environment):
+        raise UsageError(
+            f"--{option}: with --distribution=arbitrary each task has its own node, so the share "
+            "of a node is not known"
+        )
+    for name, total in totals(command, environment):
+        if total % nodes:
+            raise UsageError(
+                f"--{option}: {name}={total} is no multiple of the step's {nodes} nodes, so the "
+                "share of a node is not known; write --ntasks-per-node or --gpus-per-node"
+            )
 
 
 def number_of_nodes(command: SrunCommand, name: str) -> int:

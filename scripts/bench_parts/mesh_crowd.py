@@ -122,7 +122,10 @@ class Crowd:
         self._speaks: dict[str, Peer] = {}
         """The rank of each node that came first, as it is written down."""
         rules = WorldRules(ranks, 1)
-        peers = [Peer(f"r{seat:05}", seat, node=f"n{seat // node_ranks}") for seat in range(ranks)]
+        peers = [
+            Peer(f"r{seat:05}", seat, node=f"n{seat // node_ranks}", seats=ranks)
+            for seat in range(ranks)
+        ]
         self.processes = {peer.id: Process(self, peer, rules, timing) for peer in peers}
         for number, process in enumerate(self.processes.values()):
             self._at(number * 1e-4, partial(self._start, process))

@@ -17,6 +17,7 @@ from slurm_resilience.mesh.protocol.links import Near
 from slurm_resilience.mesh.protocol.relay import Relay
 from slurm_resilience.mesh.protocol.side import Losses, Side
 from slurm_resilience.mesh.protocol.speaker_role import SpeakerRole
+from slurm_resilience.mesh.protocol.way_connections import WayConnections
 from slurm_resilience.simulate.invariants import InvariantBroken
 from slurm_resilience.simulate.mesh_campaign import MESH_CAMPAIGN, run_chunk
 from slurm_resilience.simulate.mesh_faults import EMPTY
@@ -172,7 +173,7 @@ DROP_LINK = Relay._drop_link
 SPEAKER_MUTATIONS: dict[str, tuple[Any, str, Any, str]] = {
     "no rank speaks": (SpeakerRole, "should_speak", never, "no world"),
     "a speaker that hangs is waited for": (Near, "is_silent", never, "lives and answers"),
-    "what was closed in a cut stays closed": (Relay, "_reopen", no_op, "no world"),
+    "what was closed in a cut stays closed": (WayConnections, "reopen", no_op, "no world"),
     "ranks die with their speaker": (Relay, "_drop_link", each_is_dead, ""),
 }
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Collection, Iterable, Sequence
+from typing import NamedTuple
 
 from slurm_resilience.mesh.events import Send
 from slurm_resilience.mesh.messages import Bundle, Bundled, Reachable, Relayed, Unreachable
@@ -21,7 +22,30 @@ BUNDLE_BYTES = 1 << 20
 
 
 GATHER_SECONDS = 0.01
-"""So long a word of peers that are reached waits for more of them."""
+"""So long a word of peers that are reached waits for more of them, at least."""
+GATHER_SEAT_SECONDS = 1e-4
+"""And so long for each rank of a world that is coming: a large one takes longer to come, and each
+word of a part of it costs every rank a turn."""
+GATHER_MOST_SECONDS = 0.1
+"""But no longer than this."""
+
+
+class Waits(NamedTuple):
+    """Seconds that words wait for others on their link."""
+
+    quiet: float
+    """Heartbeats."""
+    gathers: float
+    """Words of peers that are reached."""
+
+
+def gather_seconds(coming: int) -> float:
+    """Return how long a word of peers that are reached waits for more of them.
+
+    Args:
+        coming: ranks that are expected to come now.
+    """
+    return min(max(GATHER_SECONDS, GATHER_SEAT_SECONDS * coming), GATHER_MOST_SECONDS)
 
 
 class _Words:
@@ -89,11 +113,11 @@ class LinkBundle:
         """Tell whether it has to be sent before more is added."""
         return self._bytes >= BUNDLE_BYTES
 
-    def patience(self, quiet_seconds: float) -> float:
-        """Return how long its messages may wait for others, where heartbeats may so long."""
+    def due_at(self, waits: Waits) -> float:
+        """Return when its messages are sent at the latest."""
         if self.quiet:
-            return quiet_seconds
-        return GATHER_SECONDS if self.gathers else 0.0
+            return self.since + waits.quiet
+        return self.since + (waits.gathers if self.gathers else 0.0)
 
     def add(self, message: Bundled, now: float) -> None:
         """Add a message behind all others, or to one that says the same to others."""
@@ -249,19 +273,19 @@ class Outboxes:
         if common.is_full:
             self._empty_common(*key)
 
-    def flush(self, quiet_seconds: float) -> None:
-        """Send what has waited for long enough; heartbeats wait for so many seconds."""
+    def flush(self, waits: Waits) -> None:
+        """Send what has waited for long enough."""
         for key, common in list(self._common.items()):
-            if self.now >= common.since + common.patience(quiet_seconds):
+            if self.now >= common.due_at(waits):
                 self._empty_common(*key)
         for link, box in list(self._boxes.items()):
-            if self.now >= box.since + box.patience(quiet_seconds):
+            if self.now >= box.due_at(waits):
                 self._empty_box(*link)
 
-    def next_at(self, quiet_seconds: float) -> float:
+    def next_at(self, waits: Waits) -> float:
         """Return when `flush` has something to send, if no more is added."""
         boxes = (*self._boxes.values(), *self._common.values())
-        return min((box.since + box.patience(quiet_seconds) for box in boxes), default=math.inf)
+        return min((box.due_at(waits) for box in boxes), default=math.inf)
 
     def empty(self, number: int, is_quiet: bool) -> None:
         """Send what waits for a link."""

@@ -34,6 +34,8 @@ class Offers:
     """The peers that are reached over each link, as its other end says."""
 
     def __init__(self) -> None:
+        self.stamp = 0
+        """The number of the newest word on what is reached."""
         self._over: dict[int, dict[str, Offer]] = {}
         self._to: dict[str, dict[int, Offer]] = {}
         """The same by peer: a speaker has a link to each node, and looks for one peer's often."""
@@ -83,9 +85,9 @@ class Way:
 
     __slots__ = ("chosen", "lost_at", "number", "opened", "peer", "seen")
 
-    def __init__(self, peer: Peer, chosen: tuple[int, int]) -> None:
+    def __init__(self, peer: Peer, number: int, chosen: tuple[int, int]) -> None:
         self.peer = peer
-        self.number = 0
+        self.number = number
         """Negative; 0: the membership has closed it."""
         self.chosen: tuple[int, int] | None = chosen
         """Link and stamp of the offer; None: it is held open."""

@@ -26,7 +26,6 @@ from typing import NamedTuple
 
 import msgspec
 
-from slurm_resilience.errors import WireError
 from slurm_resilience.mesh.events import (
     BytesReceived,
     Close,
@@ -39,30 +38,23 @@ from slurm_resilience.mesh.events import (
     MessageReceived,
     NothingHeard,
     PeerAbsent,
-    SameReceived,
     Send,
-    SeveralProven,
 )
 from slurm_resilience.mesh.messages import (
     FRAMES,
     Bundle,
     Bundled,
-    GenerationEnded,
-    Heartbeat,
-    HungUp,
     Leaving,
     Message,
-    Opened,
     Reachable,
     Relayed,
     Roster,
     Speaks,
-    StatusUpdate,
     Superseded,
     Unreachable,
 )
 from slurm_resilience.mesh.model import CloseCause, Member, Peer, PeerStatus, Speakers
-from slurm_resilience.mesh.protocol.bundling import Outboxes
+from slurm_resilience.mesh.protocol.bundling import Outboxes, Waits, gather_seconds
 from slurm_resilience.mesh.protocol.links import (
     NO_KEY,
     RETIRED,
@@ -72,13 +64,13 @@ from slurm_resilience.mesh.protocol.links import (
     Near,
     Offer,
     Offers,
-    Way,
     Ways,
 )
 from slurm_resilience.mesh.protocol.routing import Routing, addressed
 from slurm_resilience.mesh.protocol.speaker_role import SpeakerRole
 from slurm_resilience.mesh.protocol.speaker_search import START_SECONDS, SpeakerSearch
 from slurm_resilience.mesh.protocol.way_choice import WayChoice
+from slurm_resilience.mesh.protocol.way_connections import WayConnections
 
 HOLD_SECONDS = 1.0
 """So long a way without a speaker is held open at least, and as long as a silent speaker would be
@@ -125,8 +117,6 @@ class Relay:
         self._choice = WayChoice(me, self._links, self._offers, self._near, self._ways)
         self._search = SpeakerSearch(me)
         self._role = SpeakerRole(me, self._near, self._search, now)
-        self._count = 0
-        """Stamps and numbers that were given."""
         self._asked = now
         """When the next turn was asked for."""
         self._late = 0.0
@@ -134,6 +124,7 @@ class Relay:
         self._effects: list[LinkEffect] = []
         self._outboxes = Outboxes(me, self._links, self._offers, self._effects.append, now)
         self._routing = Routing(me.id, self._ways, self._offers, self._outboxes)
+        self._connections = WayConnections(me, self._ways, self._routing, self._tell, status_of)
 
     # -- for the owner ----------------------------------------------------------------------------
 
@@ -164,7 +155,7 @@ class Relay:
         if speakers is not None:
             self._find(speakers, now)
         for way in list(self._ways.to.values()):
-            self._reopen(way)
+            self._connections.reopen(way)
         return self._drain()
 
     def _find(self, speakers: Speakers, now: float) -> None:
@@ -255,7 +246,7 @@ class Relay:
             self._speak(now)
         for way in tuple(self._ways.held.values()):
             if now - way.lost_at >= self._hold_seconds:
-                self._forget(way, "no way leads to it", "lost")
+                self._connections.forget(way, "no way leads to it", "lost")
         if self._role.searches and now >= self._search.next_at:
             reached = {offer.member.peer.node for offer in self._far_offers()}
             self._effects += map(Dial, self._search.due(reached, now))
@@ -265,7 +256,7 @@ class Relay:
     def flush(self, now: float) -> list[LinkEffect]:
         """Send what has waited for the end of the turn; heartbeats wait for others."""
         self._outboxes.now = now
-        self._outboxes.flush(self._quiet_seconds)
+        self._outboxes.flush(self._waits(now))
         return self._drain()
 
     @property
@@ -276,14 +267,15 @@ class Relay:
     @property
     def wake_at(self) -> float:
         """When `tick` must be called, if nothing happens before."""
-        return min(self._asked, self._outboxes.next_at(self._quiet_seconds))
+        return min(self._asked, self._outboxes.next_at(self._waits(self._outboxes.now)))
 
-    @property
-    def _quiet_seconds(self) -> float:
-        """Return how long a heartbeat waits for others: only where it meets any, and where this
-        process has its turns in time. On too few cores it would wait for the next one besides."""
-        seconds = QUIET_SHARE * self._near.patience() if self._role.key != NO_KEY else 0.0
-        return seconds if self._late < seconds else 0.0
+    def _waits(self, now: float) -> Waits:
+        """Return how long words wait for others. A heartbeat: only where it meets any, and where
+        this process has its turns in time. On too few cores it would wait for the next one besides.
+        """
+        quiet = QUIET_SHARE * self._near.patience() if self._role.key != NO_KEY else 0.0
+        coming = self._me.seats if self._role.is_starting(now) else 0
+        return Waits(quiet if self._late < quiet else 0.0, gather_seconds(coming))
 
     @property
     def _hold_seconds(self) -> float:
@@ -410,11 +402,7 @@ class Relay:
             self._effects.append(Close(number))
             self._drop_link(number, "lost", now)
             return
-        way = self._ways.to.get(self._ways.by_number.get(number, ""))
-        if way is not None and way.number == number:
-            self._send((number,), HungUp(way.seen))
-            way.number = 0
-        self._ways.by_number.pop(number, None)
+        self._connections.close(number)
 
     def _dial(self, peer: Peer, now: float) -> None:
         if peer.node == self._me.node:
@@ -426,20 +414,7 @@ class Relay:
             # At a start the speaker of its node may not have written that it is one.
             self._search.know(peer, now + START_SECONDS if self._role.is_starting(now) else now)
         else:
-            self._reopen(way)
-
-    def _reopen(self, way: Way) -> None:
-        """Open a way that the membership has closed."""
-        if way.number == 0 and way.chosen is not None:
-            self._announce_open(way)
-            self._open(way, PeerStatus(), rerouted=False)
-
-    def _announce_open(self, way: Way) -> None:
-        """Say that a way is opened (anew), before the membership says anything on it: there it
-        would be refused, or be lost."""
-        self._count += 1
-        way.opened = self._count
-        self._routing.tell(way.peer.id, Opened(way.opened))
+            self._connections.reopen(way)
 
     # -- messages ---------------------------------------------------------------------------------
 
@@ -488,21 +463,43 @@ class Relay:
             self._send_far(Unreachable((peer.id,), "closed"))
 
     def _offer(self, number: int, key: Key, members: Iterable[Member], now: float) -> None:
-        self._count += 1
-        touched = []
-        known = self._offers.over(number)
+        self._offers.stamp += 1
+        new, touched = [], []
+        offers, ways, known = self._offers, self._ways.to, self._offers.over(number)
         for node in {member.peer.node for member in members}:
             self._search.note_speaker(node, key)
         for member in members:
-            peer = member.peer
-            if peer.node != self._me.node and self._search.know(peer, now):
-                before = known.get(peer.id)
+            peer_id = member.peer.id
+            if not self._search.know(member.peer, now):
+                continue
+            if peer_id not in ways and not offers.to(peer_id):
+                offer = Offer(member, key, self._offers.stamp)
+                new.append(offer)
+            else:
+                before = known.get(peer_id)
                 # The same speaker has only begun to speak on purpose: that is no other way.
                 same = before is not None and before.key < key and before.key[1] == key[1]
-                stamp = before.stamp if before is not None and same else self._count
-                self._offers.put(number, Offer(member, key, stamp))
-                touched.append(peer.id)
+                stamp = before.stamp if before is not None and same else self._offers.stamp
+                offer = Offer(member, key, stamp)
+                touched.append(peer_id)
+            offers.put(number, offer)
+        self._take_first(number, key, new)
         self._choose(touched, now)
+
+    def _take_first(self, number: int, key: Key, offers: Sequence[Offer]) -> None:
+        """Take the first way to each of several peers: nothing has to be chosen. As in `_choose`
+        for one offer, which costs each rank of a large world far more as it starts."""
+        if not offers:
+            return
+        self._routing.forget()
+        members = tuple(offer.member for offer in offers)
+        if self._links.is_far(number):
+            way = (number, self._offers.stamp, key)
+            self._ways.passed.update((member.peer.id, way) for member in members)
+        if self._choice.may_take(number):
+            self._connections.open_new(members, [(number, self._offers.stamp)] * len(members))
+        if self._links.is_far(number):
+            self._send_near(Reachable(key, members))
 
     def _withdraw(self, number: int, peers: Sequence[str], cause: CloseCause, now: float) -> None:
         for peer_id in peers:
@@ -523,50 +520,11 @@ class Relay:
             else:
                 self._outboxes.add((near[target] for target in targets if target in near), told)
             if not targets or self._me.id in targets:
-                self._deliver(relayed, age)
+                self._connections.deliver(relayed, age)
         elif (self._links.peers[number].id,) == relayed.sources:
             self._routing.pass_on(relayed)
         else:
-            self._deliver(relayed, age)
-
-    def _deliver(self, relayed: Relayed, age: float) -> None:
-        try:
-            message = FRAMES.unpack(relayed.body)
-        except WireError:
-            return  # of another version: what it cannot say is asked for again
-        ways = self._ways.to
-        if not isinstance(message, StatusUpdate | GenerationEnded | Heartbeat):
-            for source in relayed.sources:
-                if source in ways:
-                    self._deliver_from(ways[source], message, age)
-            return
-        heard = []
-        for source in relayed.sources:
-            way = ways.get(source)
-            if way is not None and way.number < 0:
-                heard.append(source)
-            elif way is not None:
-                self._deliver_from(way, message, age)
-        if heard:
-            self._tell(SameReceived(tuple(heard), message, age))
-
-    def _deliver_from(self, way: Way, message: Message, age: float) -> None:
-        match message:
-            case Opened(number=number):
-                way.seen = number
-                if way.chosen is not None:
-                    self._open(way, self._status_of(way.peer.id), rerouted=way.number < 0)
-            case HungUp(seen=seen):
-                if seen < way.opened:
-                    return
-                number, way.number = way.number, 0
-                if self._ways.by_number.pop(number, None) is not None:
-                    self._tell(ConnectionClosed(number, "it counts this process as gone", "lost"))
-            case _ if way.number < 0:
-                self._tell(MessageReceived(way.number, way.peer.id, way.peer.id, message, age))
-            case _:
-                # It may not have heard: one of a pair that is cut off.
-                self._routing.tell(way.peer.id, HungUp(way.seen))
+            self._connections.deliver(relayed, age)
 
     def _send(self, numbers: Sequence[int], message: Message) -> None:
         links = self._routing.send(numbers, message)
@@ -590,6 +548,7 @@ class Relay:
         told: dict[Key, list[Member]] = {}
         lost = []
         new: list[Member] = []
+        taken: list[tuple[int, int]] = []
         for peer_id, best, own in self._choice.of(peers):
             passed = None if best is None else (-best[2], best[1].stamp, best[1].key)
             if passed != self._ways.passed.get(peer_id):
@@ -600,11 +559,11 @@ class Relay:
                     self._ways.passed[peer_id] = passed
                     told.setdefault(best[1].key, []).append(best[1].member)
             if own is not None and peer_id not in self._ways.to:
-                self._ways.to[peer_id] = Way(own[1].member.peer, (-own[2], own[1].stamp))
                 new.append(own[1].member)
+                taken.append((-own[2], own[1].stamp))
             else:
                 self._go(peer_id, own, now)
-        self._open_new(new)
+        self._connections.open_new(new, taken)
         for key, members in told.items():
             self._send_near(Reachable(key, tuple(members)))
         lost = [peer_id for peer_id in lost if not self._search.is_dead(peer_id)]
@@ -620,38 +579,8 @@ class Relay:
                 way.chosen, way.lost_at = None, now
                 self._ways.held[peer_id] = way
                 self._search.hurry(now)
-        elif way.chosen != (chosen := (-best[2], best[1].stamp)):
-            way.chosen = chosen
-            self._ways.held.pop(peer_id, None)
-            if way.number < 0:
-                # Its way back may be as before: then it does not know that anything was lost.
-                self._announce_open(way)
-                self._open(way, best[1].member.status, rerouted=True)
-
-    def _open_new(self, members: Sequence[Member]) -> None:
-        """Have the membership see connections to peers to which there was no way."""
-        if not members:
-            return
-        first = self._count + 1
-        self._count += len(members)
-        numbers = tuple(range(-first, -self._count - 1, -1))
-        for number, member in zip(numbers, members, strict=True):
-            self._ways.to[member.peer.id].number = number
-            self._ways.by_number[number] = member.peer.id
-        self._tell(SeveralProven(numbers, tuple(members)))
-
-    def _open(self, way: Way, status: PeerStatus, rerouted: bool) -> None:
-        """Have the membership see a new connection, in place of the one before."""
-        before = way.number
-        self._count += 1
-        way.number = -self._count
-        self._ways.by_number[way.number] = way.peer.id
-        # So the membership keeps the new one of the two.
-        dialed = self._me.id < way.peer.id
-        self._tell(ConnectionProven(way.number, way.peer, status, dialed, rerouted))
-        if before < 0:
-            self._ways.by_number.pop(before, None)
-            self._tell(ConnectionClosed(before, "another way is taken", "reset"))
+        elif way.chosen != (-best[2], best[1].stamp):
+            self._connections.change(way, best)
 
     def _end(self, peer_id: str) -> None:
         """Take note of a death."""
@@ -661,15 +590,7 @@ class Relay:
         self._ways.passed.pop(peer_id, None)
         way = self._ways.to.get(peer_id)
         if way is not None:
-            self._forget(way, "its process has ended", "closed")
-
-    def _forget(self, way: Way, reason: str, cause: CloseCause) -> None:
-        self._routing.forget()
-        del self._ways.to[way.peer.id]
-        self._ways.held.pop(way.peer.id, None)
-        if way.number < 0:
-            self._ways.by_number.pop(way.number, None)
-            self._tell(ConnectionClosed(way.number, reason, cause))
+            self._connections.forget(way, "its process has ended", "closed")
 
     # -- effects ----------------------------------------------------------------------------------
 

@@ -59,6 +59,10 @@ class WayChoice:
                 _best(found, -1 if way is None or way.chosen is None else way.chosen[0]),
             )
 
+    def may_take(self, link: int) -> bool:
+        """Tell whether this process itself may go over a link: its end here is known to speak."""
+        return self._facts(link)[0] > NO_KEY
+
     def _facts(self, link: int) -> tuple[Key, bool, bool]:
         """Return the key of the rank of this node that holds the next link of a way; whether that
         leads to another node; and whether its other end answers."""

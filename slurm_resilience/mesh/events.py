@@ -34,6 +34,10 @@ class SeveralProven(msgspec.Struct, frozen=True, tag=True):
     members: tuple[Member, ...]
     """The peer of each, with its status."""
 
+    def with_more(self, later: SeveralProven) -> SeveralProven:
+        """Return the event of all peers of this one and a later one."""
+        return SeveralProven(self.connections + later.connections, self.members + later.members)
+
 
 class ConnectionClosed(msgspec.Struct, frozen=True, tag=True):
     """A connection has come to its end."""
@@ -159,6 +163,8 @@ class Send(msgspec.Struct, frozen=True, tag=True):
 
     connections: tuple[int, ...]
     message: Message
+    calm: bool = False
+    """The others do not wait for it: a speaker may send it together with what they say just now."""
 
 
 class Close(msgspec.Struct, frozen=True, tag=True):

@@ -220,6 +220,8 @@ class Relayed(msgspec.Struct, frozen=True, tag="relayed"):
     body: bytes
     quiet: bool = False
     """A heartbeat: it may wait a moment for others."""
+    calm: bool = False
+    """The others do not wait for it: it may be sent together with what they say just now."""
 
 
 Bundled = Speaks | Reachable | Unreachable | Relayed

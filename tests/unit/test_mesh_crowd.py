@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from slurm_resilience.mesh.messages import Bundle, Reachable, Relayed, Unreachable
 from slurm_resilience.mesh.model import Member, Peer, PeerStatus
-from slurm_resilience.mesh.protocol.bundling import LinkBundle
+from slurm_resilience.mesh.protocol.bundling import LinkBundle, Waits
 
 FILE = Path(__file__).parents[2] / "scripts" / "bench_parts" / "mesh_crowd.py"
 
@@ -82,9 +82,11 @@ def test_a_process_uses_what_its_mesh_and_its_protocol_cost(crowds: Any) -> None
 # -- what waits for the end of a turn ----------------------------------------------------------
 
 
-def words(sources: str, text: bytes, *targets: str, quiet: bool = False) -> Relayed:
+def words(
+    sources: str, text: bytes, *targets: str, quiet: bool = False, calm: bool = False
+) -> Relayed:
     """Return what each of these sources, of one letter each, says."""
-    return Relayed(tuple(sources), targets, text, quiet)
+    return Relayed(tuple(sources), targets, text, quiet, calm)
 
 
 def taken(box: LinkBundle, *reached: str) -> tuple[Any, ...]:
@@ -189,13 +191,53 @@ def test_members_of_one_speaker_are_told_of_together() -> None:
     )
 
 
-def test_only_heartbeats_wait_for_others() -> None:
+MEMBER = Member(Peer("z", 9), PeerStatus())
+WAITS = Waits(quiet=3.0, calm=2.0, gathers=1.0)
+BEAT = words("a", b"beat", quiet=True)
+RUNNING = words("a", b"running", calm=True)
+WORD = words("a", b"word")
+REACHED = Reachable((1, 0), (MEMBER,))
+LOST = Unreachable(("z",), "lost")
+
+
+@pytest.mark.parametrize(
+    ("messages", "seconds"),
+    [
+        ((BEAT,), 3.0),
+        ((RUNNING,), 2.0),
+        ((RUNNING, RUNNING), 2.0),
+        ((WORD,), 0.0),
+        ((RUNNING, WORD), 0.0),
+        ((WORD, RUNNING), 0.0),
+        ((REACHED,), 1.0),
+        ((REACHED, RUNNING), 1.0),
+        ((RUNNING, REACHED), 1.0),
+        ((REACHED, WORD), 1.0),
+        ((WORD, REACHED), 0.0),
+        ((REACHED, LOST), 0.0),
+        ((LOST, REACHED), 0.0),
+        ((REACHED, LOST, REACHED), 0.0),
+    ],
+)
+@pytest.mark.parametrize("together", [True, False])
+def test_what_has_others_go_on_does_not_wait(
+    messages: tuple[Any, ...], seconds: float, together: bool
+) -> None:
     box = LinkBundle()
-    box.add(words("a", b"beat", quiet=True), 1.0)
-    assert box.quiet
-    assert box.since == 1.0
+    for message in messages:
+        later = box if together else LinkBundle()
+        later.add(message, 5.0)
+        if later is not box:
+            box.extend(later)
+    assert box.due_at(WAITS) == 5.0 + seconds
+
+
+def test_heartbeats_are_sent_as_such() -> None:
+    box = LinkBundle()
+    box.add(BEAT, 1.0)
     found = box.take(())
     assert isinstance(found, Bundle)
     assert found.quiet
-    box.add(words("a", b"status"), 2.0)
-    assert not box.quiet
+    box.add(WORD, 2.0)
+    assert isinstance(box.take(()), Bundle)
+    assert not box.take(()).quiet

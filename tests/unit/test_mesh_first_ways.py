@@ -35,7 +35,7 @@ def relay_of(kind: type[Relay], me: Peer = ME) -> Relay:
 
 
 def ways_of(relay: Relay) -> dict[str, Any]:
-    """What the ways of a process are, whatever the numbers of their connections."""
+    """Return the ways of a process, whatever the numbers of their connections."""
     return {peer_id: (way.chosen, way.number < 0) for peer_id, way in relay._ways.to.items()}
 
 

@@ -112,7 +112,7 @@ RARE = {
     "a part that was cut off goes on": 140,
     "each loss is taken for a death": 140,
     "one that is done ends the training": 180,
-    "what was closed in a cut stays closed": 7_200_160,
+    "what was closed in a cut stays closed": 7_200_000,
 }
 """The seed to begin with, where many runs before it find nothing."""
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Collection, Iterable, Sequence
+from enum import Enum
 from typing import NamedTuple
 
 from slurm_resilience.mesh.events import Send
@@ -30,13 +31,70 @@ GATHER_MOST_SECONDS = 0.1
 """But no longer than this."""
 
 
+class Haste(Enum):
+    """The haste of the messages that wait for one link."""
+
+    NONE = "none"
+    """There are none."""
+    QUIET = "quiet"
+    """Heartbeats: they need not be read at once."""
+    CALM = "calm"
+    """Words that the others do not wait for."""
+    GATHERS = "gathers"
+    """They begin by telling of peers that are reached: others may follow at once, and each word of
+    one costs all that hear of it a greeting. What comes after waits with them, unless it tells of a
+    loss."""
+    URGENT = "urgent"
+    """One of them has others go on."""
+    LOSS = "loss"
+    """One of them tells of a loss."""
+
+    def with_one_more(self, later: Haste) -> Haste:
+        """Return the haste of these messages with one more, or several, behind them."""
+        if self in (Haste.NONE, later):
+            return later
+        if Haste.LOSS in (self, later):
+            return Haste.LOSS
+        if self is Haste.GATHERS or (self is Haste.CALM and later is Haste.GATHERS):
+            return Haste.GATHERS
+        return Haste.URGENT
+
+
+def _haste(message: Bundled) -> Haste:
+    match message:
+        case Relayed(quiet=True):
+            return Haste.QUIET
+        case Relayed(calm=True):
+            return Haste.CALM
+        case Reachable():
+            return Haste.GATHERS
+        case Unreachable():
+            return Haste.LOSS
+        case _:
+            return Haste.URGENT
+
+
 class Waits(NamedTuple):
     """Seconds that words wait for others on their link."""
 
     quiet: float
-    """Heartbeats."""
+    """`Haste.QUIET`."""
+    calm: float
+    """`Haste.CALM`."""
     gathers: float
-    """Words of peers that are reached."""
+    """`Haste.GATHERS`."""
+
+    def of(self, haste: Haste) -> float:
+        """Return the seconds that a bundle waits."""
+        match haste:
+            case Haste.QUIET:
+                return self.quiet
+            case Haste.CALM:
+                return self.calm
+            case Haste.GATHERS:
+                return self.gathers
+            case _:
+                return 0.0
 
 
 def gather_seconds(coming: int) -> float:
@@ -97,11 +155,7 @@ class LinkBundle:
         self._told = -1
         """The newest item that tells who is reached: what a new source says comes after it."""
         self._bytes = 0
-        self.quiet = True
-        """None of the messages needs to be read at once."""
-        self.gathers = False
-        """It tells of peers that are reached: others may follow at once, and each word of one costs
-        all that hear of it a greeting."""
+        self.haste = Haste.NONE
         self.since = 0.0
         """Since when the first one waits."""
 
@@ -115,23 +169,16 @@ class LinkBundle:
 
     def due_at(self, waits: Waits) -> float:
         """Return when its messages are sent at the latest."""
-        if self.quiet:
-            return self.since + waits.quiet
-        return self.since + (waits.gathers if self.gathers else 0.0)
+        return self.since + waits.of(self.haste)
 
     def add(self, message: Bundled, now: float) -> None:
         """Add a message behind all others, or to one that says the same to others."""
         if not self._items:
             self.since = now
+        self.haste = self.haste.with_one_more(_haste(message))
         if isinstance(message, Relayed):
-            self.quiet = self.quiet and message.quiet
             self._relay(message)
             return
-        self.quiet = False
-        if isinstance(message, Unreachable):
-            self.gathers = False
-        elif isinstance(message, Reachable) and not self._items:
-            self.gathers = True
         if not isinstance(message, Reachable):
             self._offers = None
             self._told = len(self._items)
@@ -183,9 +230,8 @@ class LinkBundle:
     def extend(self, later: LinkBundle) -> None:
         """Add all messages of another bundle behind those of this one. None joins them here."""
         if not self._items:
-            self.since, self.gathers = later.since, later.gathers
-        self.gathers = self.gathers and later.gathers
-        self.quiet = self.quiet and later.quiet
+            self.since = later.since
+        self.haste = self.haste.with_one_more(later.haste)
         self._items += later._items
         self._bytes += later._bytes
         self._where.clear()
@@ -201,7 +247,7 @@ class LinkBundle:
         """
         items = tuple(_message(item, reached) for item in self._items)
         # What names its targets is passed on, and not left unread for long.
-        quiet = self.quiet and not self._last
+        quiet = self.haste is Haste.QUIET and not self._last
         return items[0] if len(items) == 1 and not quiet else Bundle(items, quiet)
 
 
@@ -213,7 +259,8 @@ def _message(item: _Words | _Offers | Bundled, reached: Collection[str]) -> Bund
     targets = tuple(item.targets)
     if len(targets) >= len(reached) and set(reached) <= set(targets):
         targets = ()
-    return Relayed(tuple(item.sources), targets, item.message.body, item.message.quiet)
+    words = item.message
+    return Relayed(tuple(item.sources), targets, words.body, words.quiet, words.calm)
 
 
 class Outboxes:

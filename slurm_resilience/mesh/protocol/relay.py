@@ -39,13 +39,13 @@ from slurm_resilience.mesh.events import (
     NothingHeard,
     PeerAbsent,
     Send,
+    SeveralProven,
 )
 from slurm_resilience.mesh.messages import (
     FRAMES,
     Bundle,
     Bundled,
     Leaving,
-    Message,
     Reachable,
     Relayed,
     Roster,
@@ -213,8 +213,10 @@ class Relay:
         """Carry an effect of the membership out."""
         self._outboxes.now = now
         match effect:
-            case Send(connections=numbers, message=message):
-                self._send(numbers, message)
+            case Send(connections=numbers, message=message, calm=calm):
+                links = self._routing.send(numbers, message, calm)
+                if links:
+                    self._effects.append(Send(links, message))
             case Dial(peer=peer):
                 self._dial(peer, now)
             case Close(connection=number):
@@ -270,12 +272,14 @@ class Relay:
         return min(self._asked, self._outboxes.next_at(self._waits(self._outboxes.now)))
 
     def _waits(self, now: float) -> Waits:
-        """Return how long words wait for others. A heartbeat: only where it meets any, and where
-        this process has its turns in time. On too few cores it would wait for the next one besides.
-        """
-        quiet = QUIET_SHARE * self._near.patience() if self._role.key != NO_KEY else 0.0
+        """Return how long words wait for others. Those that no other rank waits for: only where
+        they meet any. A heartbeat: only where this process has its turns in time, too. On too few
+        cores it would wait for the next one besides."""
+        meets = self._role.key != NO_KEY
+        quiet = QUIET_SHARE * self._near.patience() if meets else 0.0
         coming = self._me.seats if self._role.is_starting(now) else 0
-        return Waits(quiet if self._late < quiet else 0.0, gather_seconds(coming))
+        gathers = gather_seconds(coming)
+        return Waits(quiet if self._late < quiet else 0.0, gathers if meets else 0.0, gathers)
 
     @property
     def _hold_seconds(self) -> float:
@@ -441,6 +445,8 @@ class Relay:
                 for message in messages:
                     if isinstance(message, Relayed):  # as most are
                         self._pass_on(number, message, event.age)
+                    elif isinstance(message, Reachable):  # as nearly all others
+                        self._offer(number, message.key, message.members, now)
                     else:
                         self._hear(msgspec.structs.replace(event, message=message), now)
             case Roster(peers=peers) if self._links.is_far(number):
@@ -526,11 +532,6 @@ class Relay:
         else:
             self._connections.deliver(relayed, age)
 
-    def _send(self, numbers: Sequence[int], message: Message) -> None:
-        links = self._routing.send(numbers, message)
-        if links:
-            self._effects.append(Send(links, message))
-
     # -- ways -------------------------------------------------------------------------------------
 
     def _far_offers(self) -> list[Offer]:
@@ -595,6 +596,12 @@ class Relay:
     # -- effects ----------------------------------------------------------------------------------
 
     def _tell(self, event: Event) -> None:
+        if isinstance(event, SeveralProven) and self._effects:
+            last = self._effects[-1]
+            if isinstance(last, Told) and isinstance(last.event, SeveralProven):
+                # A speaker tells of many nodes at once: none of them needs a step of its own.
+                event = last.event.with_more(event)
+                self._effects.pop()
         self._effects.append(Told(event))
 
     def _send_near(self, message: Bundled) -> None:

@@ -37,8 +37,13 @@ class Routing:
         """Find the routes anew: a way has changed."""
         self._routes.clear()
 
-    def send(self, numbers: Sequence[int], message: Message) -> tuple[int, ...]:
+    def send(self, numbers: Sequence[int], message: Message, calm: bool = False) -> tuple[int, ...]:
         """Send a message of this process on some connections that its membership sees.
+
+        Args:
+            numbers: of the connections.
+            message: the message.
+            calm: the others do not wait for it.
 
         Returns:
             Those of them that are links: there it goes as it is.
@@ -49,7 +54,7 @@ class Routing:
             ids = [by_number[number] for number in numbers if number in by_number]
             routes.ways = self._over_ways(ids)
             routes.numbers = numbers
-        self._relay(routes.ways, message)
+        self._relay(routes.ways, message, calm)
         return routes.links
 
     def tell(self, peer_id: str, message: Message) -> None:
@@ -67,10 +72,10 @@ class Routing:
             routes = self._routes.far
         self._give(routes, relayed)
 
-    def _relay(self, routes: Sequence[Route], message: Message) -> None:
+    def _relay(self, routes: Sequence[Route], message: Message, calm: bool = False) -> None:
         if routes:
-            body = FRAMES.encode(message)
-            self._give(routes, Relayed((self._me,), (), body, isinstance(message, Heartbeat)))
+            body, quiet = FRAMES.encode(message), isinstance(message, Heartbeat)
+            self._give(routes, Relayed((self._me,), (), body, quiet, calm))
 
     def _give(self, routes: Sequence[Route], relayed: Relayed) -> None:
         for link, targets in routes:
@@ -106,4 +111,4 @@ class Routing:
 
 def addressed(relayed: Relayed, targets: tuple[str, ...]) -> Relayed:
     """Return the same words to others."""
-    return Relayed(relayed.sources, targets, relayed.body, relayed.quiet)
+    return Relayed(relayed.sources, targets, relayed.body, relayed.quiet, relayed.calm)

@@ -467,7 +467,10 @@ class Side:
 
     def tell_status(self) -> None:
         self.said += 1
-        self.broadcast(StatusUpdate(self.said, self.status))
+        update, is_in = StatusUpdate(self.said, self.status), self.status.phase == "running"
+        if len(self.contacts):
+            # That it is in a world tells the others nothing that they could go on with.
+            self.effects.append(Send(self.contacts.connections(), update, calm=is_in))
 
     def greet(self) -> None:
         """Tell the status to those that were met in this turn: the one of the handshake may be
@@ -475,7 +478,9 @@ class Side:
         new = tuple(number for number in self.untold if self.contacts.state(number) is not None)
         self.untold.clear()
         if new:
-            self.effects.append(Send(new, StatusUpdate(self.said, self.status)))
+            # Before its first world it is seldom another one.
+            update, calm = StatusUpdate(self.said, self.status), self.has_no_world
+            self.effects.append(Send(new, update, calm=calm))
 
     def send(self, peer_id: str, message: Message) -> None:
         contact = self.contacts.get(peer_id)

@@ -183,6 +183,8 @@ class Dial(msgspec.Struct, frozen=True, tag=True):
     """Connect to a peer."""
 
     peer: Peer
+    in_world: bool = False
+    """It is a member of this process's world, which ends soon if it is not reached."""
 
 
 class DialKnown(msgspec.Struct, frozen=True, tag=True):

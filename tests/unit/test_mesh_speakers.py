@@ -28,7 +28,7 @@ from slurm_resilience.mesh.messages import (
     Superseded,
     Unreachable,
 )
-from slurm_resilience.mesh.model import GenerationEnd, Member, Peer, PeerStatus
+from slurm_resilience.mesh.model import GenerationEnd, Member, Peer, PeerStatus, Speakers
 from slurm_resilience.mesh.protocol.bundling import GATHER_SECONDS
 from slurm_resilience.mesh.protocol.links import NO_KEY, RETIRED, Offer, Offers
 from slurm_resilience.mesh.protocol.relay import Relay, Told
@@ -276,6 +276,19 @@ def test_a_rank_that_leaves_the_dialing_to_another_begins_with_the_lowest_seat()
         search.know(peer, 0.0)
     assert search.due((), 0.0) == []
     assert search.due((), SEARCH_SECONDS) == [peers[0]]
+
+
+def test_a_member_of_ones_world_is_looked_for_at_once() -> None:
+    peers = [Peer(f"peer-{seat}", seat, node=f"node{seat // 2}") for seat in range(4)]
+    relay = Relay(peers[0], 0.0, lambda: 2.0, lambda _: PeerStatus())
+    relay.begin(Speakers(here=peers[0]), 0.0)
+    relay.tick(0.0)
+    relay.carry(Dial(peers[2]), 0.0)
+    assert relay.tick(0.1) == [], "its speaker may be about to be written down"
+    relay.carry(Dial(peers[2], in_world=True), 0.1)
+    assert relay.tick(0.1) == [Dial(peers[2])]
+    relay.carry(Dial(peers[3], in_world=True), 0.1)
+    assert relay.tick(0.1) == [], "one rank of a node is enough"
 
 
 def test_who_speaks_for_one_whose_connection_was_reset_has_a_higher_key() -> None:

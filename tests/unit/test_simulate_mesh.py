@@ -144,6 +144,7 @@ def test_a_broken_rule_is_found(name: str, monkeypatch: pytest.MonkeyPatch) -> N
         7605018,  # the one rank of a node was dialed again as late as one beside another
         7200160,  # with a written speaker, ranks never opened again what they had closed in a cut
         7934679,  # the end of the second of two connections was told as a death
+        9101887,  # two speakers in one world waited for each other to be written down
         3202513,  # two had done the last step, and were about to enter a world that had ended
     ],
 )

@@ -406,7 +406,7 @@ class Election:
         side.waiting.over()
         for peer in side.unreached():
             # Two that came at the same time may still be shaking hands.
-            side.effects.append(Dial(peer))
+            side.effects.append(Dial(peer, in_world=True))
         side.effects.append(Adopt(view))
         side.news()
         if early_end is not None:

@@ -217,8 +217,10 @@ class Relay:
                 links = self._routing.send(numbers, message, calm)
                 if links:
                     self._effects.append(Send(links, message))
-            case Dial(peer=peer):
+            case Dial(peer=peer, in_world=in_world):
                 self._dial(peer, now)
+                if in_world:
+                    self._search.hurry_to(peer.node, now)
             case Close(connection=number):
                 self._close(number, now)
             case Finish(connection=number) if number > 0:

@@ -119,6 +119,13 @@ class SpeakerSearch:
         """Tell whether a process is known to have ended."""
         return peer_id in self._dead
 
+    def hurry_to(self, node: str, now: float) -> None:
+        """Look for a node now, if it is not being looked for: its ranks are in this process's
+        world, so that it is not one that may write down its speaker yet."""
+        if node in self._nodes and node not in self._tries:
+            self._due[node] = min(now, self._due[node])
+            self.next_at = min(now, self.next_at)
+
     def hurry(self, now: float) -> None:
         """Look now: a node has lost its speaker, or this process has begun to speak."""
         self._tries.clear()

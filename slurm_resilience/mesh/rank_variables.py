@@ -18,6 +18,9 @@ OF_A_RANK = (
 """Variables that tell a process which rank it is, where a join step or a launcher started it; it
 has the first of them then. `spank/common.c` has them, too."""
 
+RANK_STEP = "SRES_RANK_STEP"
+"""JOB.STEP PLACE: the step that a rank is in, and where it meets the others. It notes that itself,
+for a program that it starts by srun, and that would else take its seat."""
 ELASTIC_NODES = "SRES_NODES"
 """MIN:MAX nodes. It comes before a launcher's --nnodes: scripts write the number of nodes there
 that the job has at its start."""

@@ -35,6 +35,7 @@ from slurm_resilience.training.process_group.form import form_limit, least_abort
 from slurm_resilience.training.process_group.tcp_store import rooted_store
 from slurm_resilience.training.rank_environment import (
     RankEnvironment,
+    note_step,
     read_environment,
     this_peer,
 )
@@ -116,6 +117,7 @@ def resilient(block: Callable[..., Any] | None = None, **options: Any) -> Any:
             block_functions.refuse_call(function, args, more)
             where = read_environment(os.environ)
             _refuse_again(getattr(function, "__name__", "?"), where.meet)
+            note_step(os.environ, where.meet)
             runner = BlockRunner(chosen, *_next_training(where))
             _been.add(where.meet)
             # Rank 0 tells what is not tracked, at the first start: a process that replaces another

@@ -5,14 +5,14 @@ from __future__ import annotations
 import os
 import socket
 import uuid
-from collections.abc import Mapping
+from collections.abc import Mapping, MutableMapping
 from pathlib import Path
 from typing import NamedTuple
 
 from slurm_resilience.errors import UsageError
 from slurm_resilience.mesh.model import SPEAKERS_ABOVE, Peer
 from slurm_resilience.mesh.own_address import own_address
-from slurm_resilience.mesh.rank_variables import ELASTIC_NODES, LENT, NAMED_SIZES
+from slurm_resilience.mesh.rank_variables import ELASTIC_NODES, LENT, NAMED_SIZES, RANK_STEP
 
 PARTS = ("recovery", "state", "data", "rootless")
 
@@ -59,7 +59,8 @@ def read_environment(environment: Mapping[str, str]) -> RankEnvironment:
     """Read this process's seat, and the place to meet, from its environment.
 
     Raises:
-        UsageError: a number is none, a part is unknown, or nothing says where to meet.
+        UsageError: a number is none, a part is unknown, nothing says where to meet, or it is what a
+            rank was told that started this process in a step of its own.
     """
     seat = _seat(environment)
     elastic = elastic_ranks(environment)
@@ -68,13 +69,15 @@ def read_environment(environment: Mapping[str, str]) -> RankEnvironment:
     if not 0 <= seat < seats and environment.get(LENT) != "1":
         raise UsageError(f"seat {seat} of {seats}: SRES_SEAT (or RANK) must be below SRES_SEATS")
     node = environment.get("SRES_NODE") or environment.get("SLURMD_NODENAME")
+    meet = _meet(environment, seats)
+    _refuse_inherited(environment, meet)
     return RankEnvironment(
         seat,
         seats,
         _number(environment, ("SRES_INCARNATION",), 0),
         node or socket.gethostname(),
         _domain(environment),
-        _meet(environment, seats),
+        meet,
         environment.get("SRES_SECRET", ""),
         address(environment, seats),
         _parts(environment),
@@ -85,6 +88,38 @@ def read_environment(environment: Mapping[str, str]) -> RankEnvironment:
         environment.get(LENT) == "1",
         elastic.sizes,
     )
+
+
+def note_step(environment: MutableMapping[str, str], meet: str) -> None:
+    """Note the step of this rank for what it starts.
+
+    Args:
+        environment: of this process.
+        meet: the place where the rank meets the others.
+    """
+    step = _job_and_step(environment)
+    if step:
+        environment[RANK_STEP] = f"{step} {meet}"
+
+
+def _refuse_inherited(environment: Mapping[str, str], meet: str) -> None:
+    """Refuse to take the seat of the rank that started this process by srun."""
+    step, _, place = environment.get(RANK_STEP, "").partition(" ")
+    own = _job_and_step(environment)
+    if not own or place != meet or step == own:
+        return
+    if step.partition(".")[0] == own.partition(".")[0]:
+        raise UsageError(
+            f"step {own} was started by an srun within a rank of step {step}, and would take a "
+            "seat of that rank's training: start it by srun --auto-resume=1, which begins a "
+            "training of its own, or give it a place of its own to meet (SRES_MEET) and seats "
+            "(SRES_SEAT, SRES_SEATS)"
+        )
+
+
+def _job_and_step(environment: Mapping[str, str]) -> str:
+    job, step = environment.get("SLURM_JOB_ID", ""), environment.get("SLURM_STEP_ID", "")
+    return f"{job}.{step}" if job and step else ""
 
 
 def elastic_ranks(environment: Mapping[str, str]) -> ElasticRanks:

@@ -369,16 +369,58 @@ def exclude_node(directory: str, node: str, step: int) -> None:
         directory: of the fence.
         node: it was left, and may only be cut off.
         step: number of the attempt's next step.
+
+    Raises:
+        OSError: that cannot be written down.
     """
     if directory:
         path = Path(directory) / attempt.LEFT / node
-        # Without it, the node's own sresd and the others' refusal remain.
-        with contextlib.suppress(OSError):
-            os.close(open_own(directory))
-            path.parent.mkdir(mode=0o700, exist_ok=True)
-            new = path.with_name(f".{node}.new")
-            attempt.write_file(new, f"{step}\n".encode())
-            new.replace(path)
+        os.close(open_own(directory))
+        path.parent.mkdir(mode=0o700, exist_ok=True)
+        new = path.with_name(f".{node}.new")
+        attempt.write_file(new, f"{step}\n".encode())
+        new.replace(path)
+
+
+class LeftNodes:
+    """The nodes that one attempt has left, and that may not write for it any more."""
+
+    def __init__(self, directory: str) -> None:
+        """
+        Args:
+            directory: of the fence; empty: there is none.
+        """
+        self._directory = directory
+        self._unwritten: dict[str, int] = {}
+        """By node, the attempt's next step: what could not be written down yet."""
+
+    def add(self, node: str, step: int) -> None:
+        """Forbid a node to write, now or as soon as that can be written down; see `exclude_node`.
+
+        Until then the node's own sresd ends its tasks, and the other ranks refuse them.
+        """
+        self._unwritten[node] = step
+        problem = self._write(node)
+        if problem:
+            report.say(
+                f"{node} cannot be forbidden to write ({problem}): only its own sresd ends the "
+                "tasks there until it can"
+            )
+
+    def write(self) -> None:
+        """Write down what could not be written before."""
+        for node in tuple(self._unwritten):
+            if not self._write(node):
+                report.say(f"{node} is forbidden to write now")
+
+    def _write(self, node: str) -> str:
+        """Return why it cannot be written down; empty: it is."""
+        try:
+            exclude_node(self._directory, node, self._unwritten[node])
+        except OSError as error:
+            return error.strerror or repr(error)
+        del self._unwritten[node]
+        return ""
 
 
 def holds(directory: str, token: str) -> bool:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 from pathlib import Path
 
 import pytest
@@ -47,6 +49,41 @@ def test_who_cannot_read_it_must_not_write(directory: str, monkeypatch: pytest.M
     assert not attempt.is_current()
 
 
-def test_no_directory_is_no_reason_to_fail() -> None:
-    fence.exclude_node("", "n3", 1)
-    fence.exclude_node("/proc/nowhere", "n3", 1)
+def test_no_directory_is_no_reason_to_fail(capfd: pytest.CaptureFixture[str]) -> None:
+    for directory in ("", "/proc/nowhere"):
+        left = fence.LeftNodes(directory)
+        left.add("n3", 1)
+        left.write()
+    said = capfd.readouterr().err
+    assert said.count("n3 cannot be forbidden to write (No such file or directory)") == 1
+
+
+def test_what_a_full_disk_keeps_out_is_written_when_there_is_room(
+    directory: str, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("SRES_STEP", "0")
+    write_file, is_full = attempt.write_file, True
+
+    def write(path: Path, data: bytes) -> None:
+        write_file(path, b"" if is_full else data)
+        if is_full:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(attempt, "write_file", write)
+    left = fence.LeftNodes(directory)
+    left.add("n3", 2)
+    left.add("n4", 1)
+    left.add("n3", 3)  # it came in again meanwhile, and was lost again
+    left.write()
+    assert attempt.is_current(), "nothing could be told"
+    is_full = False
+    left.write()
+    assert not attempt.is_current()
+    monkeypatch.setenv("SRES_STEP", "2")
+    assert not attempt.is_current()
+    monkeypatch.setenv("SRES_STEP", "3")
+    assert attempt.is_current()
+    left.write()
+    said = capfd.readouterr().err
+    assert said.count("cannot be forbidden to write (No space left on device)") == 3
+    assert [said.count(f"{node} is forbidden to write now") for node in ("n3", "n4")] == [1, 1]

@@ -14,13 +14,14 @@ import msgspec
 from slurm_resilience.errors import SresError
 from slurm_resilience.mesh.observer import Observer
 from slurm_resilience.mesh.rank_variables import LENT
-from slurm_resilience.resume import fence, report
+from slurm_resilience.resume import report
 from slurm_resilience.resume.context import SupervisorContext
 from slurm_resilience.resume.elastic import size_events as ev
 from slurm_resilience.resume.elastic.companion_requests import CompanionRequests
 from slurm_resilience.resume.elastic.elastic_size import ElasticSize
 from slurm_resilience.resume.elastic.size_plan import SizePlan
 from slurm_resilience.resume.elastic.size_target import AskedSize
+from slurm_resilience.resume.fence import LeftNodes
 from slurm_resilience.resume.live_step.join_step import (
     join_command,
     join_environment,
@@ -54,6 +55,7 @@ class Growth:
         observer: Observer,
         size: ElasticSize,
         attempt: Attempt,
+        left: LeftNodes,
         core: SeatMap,
         steps: StepSeats,
     ) -> None:
@@ -63,12 +65,14 @@ class Growth:
             observer: of the running training.
             size: what srun's options ask for.
             attempt: what was started.
+            left: the nodes that it has left.
             core: the seats of the job's own nodes.
             steps: the attempt's, by their number; those of companions are added.
         """
         self._context = context
         self._observer = observer
         self._attempt = attempt
+        self._left = left
         self._core = core
         self._steps = steps
         self._master_address = attempt.master_address
@@ -176,7 +180,7 @@ class Growth:
                 self._start(action)
             case TellTraining(node):
                 self._observer.find(node.node, node.reason, node.dead)
-                fence.exclude_node(self._attempt.directory, node.node, len(self._steps))
+                self._left.add(node.node, len(self._steps))
             case ev.SayGrew(change, seconds):
                 events.write("grew", nodes=list(change.nodes), size=change.size, seconds=seconds)
                 report.say(f"grew to {_where(change)}, {seconds:.1f} s")

@@ -57,16 +57,22 @@ class LooksBeside:
     """Has looked from time to time at what no event of the training tells."""
 
     def __init__(
-        self, mend: Callable[[], None], find_hang: Callable[[bool], FoundHang | None], now: float
+        self,
+        mend: Callable[[], None],
+        left: fence.LeftNodes,
+        find_hang: Callable[[bool], FoundHang | None],
+        now: float,
     ) -> None:
         """
         Args:
             mend: puts the fence up again where it is gone.
+            left: the nodes that the step has left.
             find_hang: returns the hang for which the step is to be ended. It is told whether all
                 seats are filled: while one is not, no rank steps.
             now: monotonic seconds.
         """
         self._mend = mend
+        self.left = left
         self.find_hang = find_hang
         self._mended = now
 
@@ -75,6 +81,7 @@ class LooksBeside:
         if now - self._mended > MEND_SECONDS:
             self._mended = now
             self._mend()
+            self.left.write()
 
 
 class LiveStep:
@@ -113,7 +120,8 @@ class LiveStep:
         self._attempt = attempt
         self._master_address = attempt.master_address
         self._can_leave = can_leave
-        self._beside = LooksBeside(mend_fence, find_hang, context.clock.monotonic())
+        left = fence.LeftNodes(attempt.directory)
+        self._beside = LooksBeside(mend_fence, left, find_hang, context.clock.monotonic())
         self._addresses = dict(addresses)
         self._plan = LivePlan(seat_map, context.limits)
         self._steps = LiveSteps(context, step, self._plan.steps, seat_map.per_task)
@@ -121,7 +129,9 @@ class LiveStep:
         self._preparation = Preparation(context, attempt.directory)
         size = context.allocation.companions.size
         self._growth = (
-            Growth(context, observer, size, attempt, seat_map, self._plan.steps) if size else None
+            Growth(context, observer, size, attempt, left, seat_map, self._plan.steps)
+            if size
+            else None
         )
         self._answers: deque[ev.Event] = deque()
         """Events that follow from actions: taken before anything else is looked at."""
@@ -417,7 +427,7 @@ class LiveStep:
         if action.for_good:
             self._context.allocation.suspects.add(name)
             report.say(f"{name} was lost too often (resume.max_per_node): it is not taken again")
-        fence.exclude_node(self._attempt.directory, name, action.next_step)
+        self._beside.left.add(name, action.next_step)
         address = self._addresses.get(name, name) if action.node.dead else ""
         self._steps.lose_node(action.steps, address)
 

@@ -291,6 +291,24 @@ def test_a_member_of_ones_world_is_looked_for_at_once() -> None:
     assert relay.tick(0.1) == [], "one rank of a node is enough"
 
 
+def test_a_new_speaker_looks_for_another_rank_where_a_link_is_silent() -> None:
+    peers = [Peer(f"peer-{seat}", seat, node=f"node{seat // 2}") for seat in range(4)]
+    relay = Relay(peers[1], 0.0, lambda: 2.0, lambda _: PeerStatus())
+    relay.step(ConnectionProven(1, peers[0], PeerStatus()), 0.0)
+    relay.step(MessageReceived(1, peers[0].id, peers[0].id, Speaks((1, 0))), 0.0)
+    relay.step(ConnectionProven(2, peers[2], PeerStatus()), 0.0)
+    members = tuple(Member(peer, PeerStatus()) for peer in peers[2:])
+    relay.step(MessageReceived(2, peers[2].id, peers[2].id, Reachable((1, -2), members)), 0.0)
+    now = 0.0
+    dialed: list[tuple[float, Dial]] = []
+    while now < 4.0:
+        dialed += [(now, effect) for effect in relay.tick(now) if isinstance(effect, Dial)]
+        relay.flush(now)
+        now = relay.wake_at
+    assert dialed[0][1] == Dial(peers[3]), "the one that is linked does not answer"
+    assert 2.0 < dialed[0][0] < 3.0, "as it speaks in the silent one's place"
+
+
 def test_who_speaks_for_one_whose_connection_was_reset_has_a_higher_key() -> None:
     peers = [Peer(f"peer-{seat}", seat, node=f"node{seat // 2}") for seat in range(4)]
     relay = Relay(peers[1], 0.0, lambda: 2.0, lambda _: PeerStatus())

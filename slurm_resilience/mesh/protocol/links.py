@@ -149,16 +149,20 @@ class Links:
         self._near: dict[str, int] | None = None
         self._far: tuple[int, ...] | None = None
         """As last returned; None: a link has come or gone since."""
+        self._heard: dict[int, float] = {}
+        """When anything was heard over each link."""
 
-    def add(self, number: int, peer: Peer) -> None:
+    def add(self, number: int, peer: Peer, now: float) -> None:
         """Note one."""
         self.peers[number] = peer
+        self._heard[number] = now
         self._near = self._far = None
         self._numbers.setdefault(peer.id, []).append(number)
 
     def drop(self, number: int) -> tuple[Peer | None, bool]:
         """Forget one; return its peer, and whether it was the last to it."""
         peer = self.peers.pop(number, None)
+        self._heard.pop(number, None)
         self.superseded.discard(number)
         if peer is None:
             return None, False
@@ -168,6 +172,26 @@ class Links:
             return peer, False
         del self._numbers[peer.id]
         return peer, True
+
+    def mark(self, number: int, now: float) -> Peer | None:
+        """Note that something was heard over a link; return its peer; None: it is unknown."""
+        if number in self._heard:
+            self._heard[number] = now
+        return self.peers.get(number)
+
+    def catch_up(self, late: float, now: float) -> None:
+        """Count no time in which this process did not run."""
+        for number, heard in self._heard.items():
+            self._heard[number] = min(now, heard + late)
+
+    def silent_far(self, now: float, patience: float) -> dict[int, str]:
+        """Return the links to other nodes over which nothing was heard for so long, with the id of
+        their peer."""
+        return {
+            number: self.peers[number].id
+            for number in self.far()
+            if now - self._heard[number] > patience
+        }
 
     def to(self, peer_id: str) -> int | None:
         """Return a link to a peer."""

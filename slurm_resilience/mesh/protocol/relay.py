@@ -21,7 +21,7 @@ its messages travel inside `Relayed`, in order.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import NamedTuple
 
 import msgspec
@@ -243,6 +243,7 @@ class Relay:
         late = self._late = now - self._asked
         if late > LATE_SECONDS:
             self._near.catch_up(late, now)
+            self._links.catch_up(late, now)
             self._role.catch_up(late)
             self._search.catch_up(late)
         self._note_silence(now)
@@ -252,8 +253,11 @@ class Relay:
             if now - way.lost_at >= self._hold_seconds:
                 self._connections.forget(way, "no way leads to it", "lost")
         if self._role.searches and now >= self._search.next_at:
-            reached = {offer.member.peer.node for offer in self._far_offers()}
-            self._effects += map(Dial, self._search.due(reached, now))
+            silent = self._links.silent_far(now, self._near.patience()) if self._took_over else {}
+            reached = {
+                offer.member.peer.node for offer in self._far_offers(except_over=silent.keys())
+            }
+            self._effects += map(Dial, self._search.due(reached, now, silent.values()))
         self._asked = self._wake_at(now)
         return self._drain()
 
@@ -282,6 +286,12 @@ class Relay:
         coming = self._me.seats if self._role.is_starting(now) else 0
         gathers = gather_seconds(coming)
         return Waits(quiet if self._late < quiet else 0.0, gathers if meets else 0.0, gathers)
+
+    @property
+    def _took_over(self) -> bool:
+        """Tell whether this process speaks in the place of another one, which may live. Then those
+        of other nodes may be silent for the same reason, and their ranks speak, too."""
+        return self._role.key[0] > 1
 
     @property
     def _hold_seconds(self) -> float:
@@ -338,7 +348,7 @@ class Relay:
     def _meet(self, event: ConnectionProven, now: float) -> None:
         number, peer = event.connection, event.peer
         known = self._links.to(peer.id) is not None
-        self._links.add(number, peer)
+        self._links.add(number, peer, now)
         if not self._links.is_far(number):
             self._tell(event)
             if peer.seat >= 0:
@@ -425,7 +435,7 @@ class Relay:
     # -- messages ---------------------------------------------------------------------------------
 
     def _mark(self, number: int, now: float) -> None:
-        peer = self._links.peers.get(number)
+        peer = self._links.mark(number, now)
         if peer is not None and peer.id in self._near.heard:
             self._near.heard[peer.id] = now
 
@@ -536,10 +546,12 @@ class Relay:
 
     # -- ways -------------------------------------------------------------------------------------
 
-    def _far_offers(self) -> list[Offer]:
-        """Return what the ranks of this node were told of."""
+    def _far_offers(self, except_over: Collection[int] = ()) -> list[Offer]:
+        """Return what the ranks of this node were told of, but for what leads over these links."""
         return [
-            self._offers.over(link)[peer_id] for peer_id, (link, *_) in self._ways.passed.items()
+            self._offers.over(link)[peer_id]
+            for peer_id, (link, *_) in self._ways.passed.items()
+            if link not in except_over
         ]
 
     def _choose(self, peers: Iterable[str], now: float) -> None:

@@ -150,8 +150,14 @@ class SpeakerSearch:
             return START_SECONDS if tries < 0 else written
         return SEARCH_SECONDS * min(1 << max(0, tries), LONGEST_SEARCH)
 
-    def due(self, reached: Collection[str], now: float) -> list[Peer]:
-        """Return the ranks to be dialed now, one of each node that is not reached."""
+    def due(self, reached: Collection[str], now: float, silent: Collection[str] = ()) -> list[Peer]:
+        """Return the ranks to be dialed now, one of each node that is not reached.
+
+        Args:
+            reached: nodes.
+            now: the time.
+            silent: ids of ranks that are linked, and not heard: they are tried last.
+        """
         if now < self.next_at:
             return []
         found, self.next_at = [], math.inf
@@ -161,7 +167,14 @@ class SpeakerSearch:
             if now >= self._due[node]:
                 speaker = -self._speakers.get(node, (0, 1))[1]
                 order = sorted(
-                    ranks.values(), key=lambda p: (p.seat != speaker, p.seat, p.incarnation, p.id)
+                    ranks.values(),
+                    key=lambda p: (
+                        p.id in silent,
+                        p.seat != speaker,
+                        p.seat,
+                        p.incarnation,
+                        p.id,
+                    ),
                 )
                 # Of two that look for each other one dials first, so that there is one link mostly.
                 waits = self._me.seat > order[0].seat and not self._urgent

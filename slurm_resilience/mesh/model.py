@@ -153,6 +153,17 @@ class View(msgspec.Struct, frozen=True, dict=True):
     def _ranks(self) -> dict[str, int]:
         return {member.peer.id: rank for rank, member in enumerate(self.members)}
 
+    def lets_in(self, peer_id: str) -> bool:
+        """Tell whether a peer lets newcomers in, for all: the member on the lowest seat. It makes
+        the next world too, which takes in those that it reaches itself."""
+        return peer_id == self._doorkeeper
+
+    @cached_property
+    def _doorkeeper(self) -> str:
+        return min(
+            ((member.peer.seat, member.peer.id) for member in self.members), default=(0, "")
+        )[1]
+
     def position(self, rank: int) -> int:
         """Return the part of a replica that a rank holds."""
         return rank % self.replica_size

@@ -704,9 +704,9 @@ class SimProcess:
             self._come(view)
 
     def _joins(self, view: View) -> bool:
-        """Between two steps, the first rank lets newcomers in."""
+        """Between two steps, one rank lets newcomers in."""
         membership = self.membership
-        newcomers = membership.side.newcomers() if view.rank_of(self.id) == 0 else None
+        newcomers = membership.side.newcomers() if view.lets_in(self.id) else None
         if not newcomers or membership.side.generation.end is not None:
             return False
         self._tell(LocalEnd(GenerationEnd(view.generation, "a newcomer joins", "", "join")))

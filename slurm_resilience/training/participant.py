@@ -145,17 +145,18 @@ class Participant:
         mesh, group, planned = self.mesh, self.group, self.planned_end
         planned.look(mesh, group.view.generation, self.healer.progress.step)
         # The knock stays set on all ranks but the one that lets others in.
-        if planned.departure.reason or (group.rank == 0 and mesh.knock.is_set()):
+        lets_in = mesh.knock.is_set() and group.view.lets_in(mesh.me.id)
+        if planned.departure.reason or lets_in:
             self.plan_change()
 
     def plan_change(self) -> None:
         """Have the world end soon where others wait to join, or this process is to leave. From any
-        thread. Rank 0 lets others in, for all."""
+        thread. One rank lets others in, for all."""
         group, mesh = self.group_now, self.mesh
         if group is None or mesh.end is not None:
             return
         reason = self.departure.wish(mesh, self.step)
-        if not reason and group.rank == 0 and mesh.knock.is_set():
+        if not reason and mesh.knock.is_set() and group.view.lets_in(mesh.me.id):
             newcomers = ", ".join(str(peer.seat) for peer in mesh.newcomers())
             reason = f"seat {newcomers} joins" if newcomers else ""
         if reason:

@@ -76,7 +76,7 @@ def block(view: View, step: int) -> int:
             mesh.say(PeerStatus(phase="ready", generation=view.generation, step=step))
             mesh.close("it was asked to")
             sys.exit(0)
-        if mesh.newcomers():
+        if view.lets_in(mesh.me.id) and mesh.newcomers():
             mesh.over(GenerationEnd(view.generation, "a rank joins", kind="join"))
             break
         step += 1

@@ -119,7 +119,7 @@ def serve(
         board.write(seat, Row(pid, generation, view.size))
         while not mesh.is_left:
             time.sleep(0.02)
-            if view.rank_of(peer.id) == 0 and mesh.knock.is_set() and mesh.newcomers():
+            if view.lets_in(peer.id) and mesh.knock.is_set() and mesh.newcomers():
                 mesh.over(GenerationEnd(generation, "let in", "", "join", step=step))
         if mesh.evicted:
             raise RankGone(f"the others go on without it: {mesh.evicted}")

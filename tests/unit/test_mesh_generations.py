@@ -338,6 +338,45 @@ def test_who_is_reached_by_some_only_is_left_out(
         assert "reach" in gone[0].evicted
 
 
+def test_a_world_is_not_ended_for_one_whom_the_next_one_cannot_take_in(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The newcomer on seat 0 reaches rank 0, and not the rank that makes worlds."""
+    real, cut = Transport.dial, {(0, 1)}
+
+    def dial(self: Transport, address: DialAddress) -> None:
+        seat = int(address.peer_id.removeprefix("peer-").split(".")[0])
+        if tuple(sorted((self.me.seat, seat))) not in cut:
+            real(self, address)
+
+    with crew(tmp_path, 4, min_world=2, replica_size=2) as peers:
+        meshes = peers.several(4)
+        first = world(meshes)
+        meshes[0].close()
+        ended(meshes[1:])
+        leave(meshes[1:], first)
+        inside = [meshes[2], meshes[1]]
+        view = world(inside)
+        assert [member.peer.seat for member in view.members] == [2, 1]
+        monkeypatch.setattr(Transport, "dial", dial)
+        newcomer = peers.add(0, incarnation=1)
+
+        def welcome() -> tuple[int, ...]:
+            found = [
+                peer for mesh in inside if view.lets_in(mesh.me.id) for peer in mesh.newcomers()
+            ]
+            return tuple(sorted(peer.seat for peer in found))
+
+        until(meshes[2].newcomers, "rank 0 has met the newcomer")
+        assert welcome() == ()
+        cut.clear()
+        until(lambda: welcome() == (0, 3), "the one that makes worlds has met it")
+        meshes[1].over(GenerationEnd(view.generation, "let in", "", "join", step=1))
+        ended(inside)
+        leave(inside, view)
+        world([newcomer, *meshes[1:]])
+
+
 def test_two_that_start_at_once_never_see_a_death(tmp_path: Path) -> None:
     for turn in range(40):
         with crew(tmp_path / str(turn), 3, min_world=3) as peers:

@@ -136,6 +136,9 @@ def elastic_ranks(environment: Mapping[str, str]) -> ElasticRanks:
     if not (least.isdecimal() and most.isdecimal() and core.isdecimal() and int(core)):
         raise UsageError(f"{ELASTIC_NODES}={text!r} with NNODES={core!r}: write MIN:MAX and N")
     here = _number(environment, ("LOCAL_WORLD_SIZE",), 0)
+    if not here and environment.get("SRES_SEATS_HERE"):
+        # The tasks of a step that joined may be fewer than a node's: those of the lost seats.
+        here = _number(environment, ("SRES_SEATS",), 0) // max(1, int(most))
     # Without a launcher the tasks are the ranks, the same number on each node.
     here = here or _number(environment, ("SLURM_NTASKS",), 1) // max(
         1, _number(environment, ("SLURM_NNODES",), 1)

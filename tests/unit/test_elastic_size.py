@@ -107,6 +107,10 @@ def test_ranks_without_a_launcher() -> None:
     lent = read_environment(slurm | joined)
     assert (lent.seat, lent.seats, lent.core, lent.lent) == (7, 8, 4, True)
     assert core.sizes == () and read_environment(slurm).core == 0
+    # One of a node's two tasks died, and is started again alone.
+    alone = {"SLURM_NTASKS": "1", "SLURM_LOCALID": "0", "SRES_SEATS_HERE": "3", "SRES_LENT": ""}
+    again = read_environment(slurm | joined | alone)
+    assert (again.seat, again.seats, again.min_world, again.core) == (3, 8, 4, 4)
     named = slurm | {"SRES_NODES": "2:8", "NNODES": "2", "SRES_SIZES": "2,4,8"}
     assert read_environment(named).sizes == (4, 8, 16)
     with pytest.raises(UsageError, match="SRES_SIZES"):

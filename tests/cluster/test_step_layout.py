@@ -89,7 +89,8 @@ def test_two_sruns_of_one_job(
     again = wait_for(lambda: [t for t in job.tasks() if t["attempt"] == 2], 60, job)
     again = wait_for(lambda: on_nodes(job, "n3", *_fifth(job)), 60, job)
     check_step(lab, again)
-    assert "n4 exchanged for" in job.log()
+    # The supervisor tells of it when Slurm shows the tasks.
+    wait_for(lambda: "n4 exchanged for" in job.log(), 30, job)
     # The first one never noticed.
     assert [t["attempt"] for t in job.tasks() if t["host"] in ("n1", "n2")] == [1, 1]
     job.let_end()

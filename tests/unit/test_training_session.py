@@ -11,7 +11,13 @@ import pytest
 torch = pytest.importorskip("torch", reason="torch is not installed")
 
 from slurm_resilience.errors import UsageError  # noqa: E402
-from slurm_resilience.mesh.model import GenerationEnd  # noqa: E402
+from slurm_resilience.mesh.model import (  # noqa: E402
+    GenerationEnd,
+    Member,
+    Peer,
+    PeerStatus,
+    View,
+)
 from slurm_resilience.training.options import Options  # noqa: E402
 from slurm_resilience.training.participant import Participant  # noqa: E402
 from slurm_resilience.training.rank_environment import read_environment  # noqa: E402
@@ -98,17 +104,25 @@ def test_a_session_knows_what_follows_an_update(session: Any) -> None:
     assert not session.after_update
 
 
-@pytest.mark.parametrize("rank", [0, 1])
-def test_only_the_rank_that_lets_others_in_looks_who_knocks(session: Any, rank: int) -> None:
+@pytest.mark.parametrize(
+    ("seats", "looks_often"),
+    [((0, 1), True), ((1, 0), False), ((2, 1), False), ((1, 2), True)],
+)
+def test_only_the_rank_that_lets_others_in_looks_who_knocks(
+    session: Any, seats: tuple[int, ...], looks_often: bool
+) -> None:
+    """The member on the lowest seat makes the next world, whatever its rank is in this one."""
     participant = session._participant
-    participant.group_now.rank = rank
+    members = tuple(Member(Peer(f"of-{seat}", seat), PeerStatus()) for seat in seats)
+    participant.group_now.view = View(1, members, replica_size=2, seats=3)
+    participant.mesh.me = members[0].peer
     participant.mesh.knock.set()
     looks: list[int] = []
-    participant.mesh.newcomers = lambda: looks.append(rank) or ()
+    participant.mesh.newcomers = lambda: looks.append(0) or ()
     for _ in range(3):
         with session.update():
             pass
-    assert looks == ([0] * 3 if rank == 0 else [])
+    assert looks == ([0] * 3 if looks_often else [])
 
 
 @pytest.mark.parametrize(("tell", "done"), [(True, False), (False, True)])

@@ -309,6 +309,19 @@ def test_a_new_speaker_looks_for_another_rank_where_a_link_is_silent() -> None:
     assert 2.0 < dialed[0][0] < 3.0, "as it speaks in the silent one's place"
 
 
+def test_a_rank_that_speaks_never_again_is_not_waited_for() -> None:
+    peers = [Peer(f"peer-{seat}", seat, node="node0") for seat in range(3)]
+    relay = Relay(peers[1], 0.0, lambda: 2.0, lambda _: PeerStatus())
+    for number, (peer, key) in enumerate(((peers[0], RETIRED), (peers[2], (1, -2))), 1):
+        relay.step(ConnectionProven(number, peer, PeerStatus()), 0.0)
+        relay.step(MessageReceived(number, peer.id, peer.id, Speaks(key)), 0.0)
+    relay.tick(0.1)
+    assert not relay.speaks
+    relay.step(ConnectionClosed(2, "closed", "closed"), 0.2)
+    relay.tick(0.2)
+    assert relay.speaks
+
+
 def test_who_speaks_for_one_whose_connection_was_reset_has_a_higher_key() -> None:
     peers = [Peer(f"peer-{seat}", seat, node=f"node{seat // 2}") for seat in range(4)]
     relay = Relay(peers[1], 0.0, lambda: 2.0, lambda _: PeerStatus())

@@ -146,6 +146,7 @@ def test_a_broken_rule_is_found(name: str, monkeypatch: pytest.MonkeyPatch) -> N
         7934679,  # the end of the second of two connections was told as a death
         9101887,  # two speakers in one world waited for each other to be written down
         9301424,  # two new speakers kept to their links with each other's silent one
+        9601780,  # a rank that speaks never again was waited for to speak
         3202513,  # two had done the last step, and were about to enter a world that had ended
     ],
 )

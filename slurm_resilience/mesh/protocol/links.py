@@ -290,6 +290,8 @@ class Near:
     def may_speak(self, peer_id: str, now: float) -> bool:
         """Tell whether a rank answers, and may take a silent speaker's place at once: one that came
         after that was heard last waits at its start for a word of it."""
+        if self.keys.get(peer_id) == RETIRED:
+            return False
         last = self.heard.get(self._speaker or "", now)
         return not self.is_silent(peer_id, now) and self._met.get(peer_id, now) <= last
 

@@ -14,6 +14,8 @@ from slurm_resilience.mesh.model import SPEAKERS_ABOVE, Peer
 from slurm_resilience.mesh.own_address import own_address
 from slurm_resilience.mesh.rank_variables import ELASTIC_NODES, LENT, NAMED_SIZES, RANK_STEP
 
+ALONE = "alone"
+"""The place to meet of a rank that has no others: no program can take its seat there."""
 PARTS = ("recovery", "state", "data", "rootless")
 
 
@@ -98,7 +100,7 @@ def note_step(environment: MutableMapping[str, str], meet: str) -> None:
         meet: the place where the rank meets the others.
     """
     step = _job_and_step(environment)
-    if step:
+    if step and meet != ALONE:
         environment[RANK_STEP] = f"{step} {meet}"
 
 
@@ -106,7 +108,7 @@ def _refuse_inherited(environment: Mapping[str, str], meet: str) -> None:
     """Refuse to take the seat of the rank that started this process by srun."""
     step, _, place = environment.get(RANK_STEP, "").partition(" ")
     own = _job_and_step(environment)
-    if not own or place != meet or step == own:
+    if not own or place != meet or step == own or meet == ALONE:
         return
     if step.partition(".")[0] == own.partition(".")[0]:
         raise UsageError(
@@ -224,7 +226,7 @@ def _meet(environment: Mapping[str, str], seats: int) -> str:
         step = environment.get("SLURM_STEP_ID", "0")
         return f"dir:{Path.cwd()}/.sres/mesh-{job}.{life}.{step}"
     if seats == 1:
-        return "alone"
+        return ALONE
     raise UsageError(
         "nothing says where the ranks meet: start them with "
         "`python -m slurm_resilience.launcher`, or set SRES_MEET=dir:PATH"

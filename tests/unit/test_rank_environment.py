@@ -59,6 +59,13 @@ def test_each_srun_without_a_directory_meets_in_a_place_of_its_own() -> None:
     assert read_environment(environment | {"SLURM_STEP_ID": "4"}).meet.endswith("12.0.4")
 
 
+def test_a_rank_without_others_starts_another_one_by_srun() -> None:
+    environment = {"SLURM_JOB_ID": "12", "SLURM_STEP_ID": "3"}
+    note_step(environment, read_environment(environment).meet)
+    inner = environment | {"SLURM_STEP_ID": "4"}
+    assert read_environment(inner).meet == "alone"
+
+
 def test_outside_of_slurm_nothing_is_noted() -> None:
     environment = {"SRES_MEET": "dir:/x"}
     note_step(environment, "dir:/x")

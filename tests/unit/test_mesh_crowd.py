@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from slurm_resilience.mesh.messages import Bundle, Reachable, Relayed, Unreachable
 from slurm_resilience.mesh.model import Member, Peer, PeerStatus
-from slurm_resilience.mesh.protocol.bundling import LinkBundle, Waits
+from slurm_resilience.mesh.protocol.bundling import LinkBundle, waits_of
 
 FILE = Path(__file__).parents[2] / "scripts" / "bench_parts" / "mesh_crowd.py"
 
@@ -192,7 +192,7 @@ def test_members_of_one_speaker_are_told_of_together() -> None:
 
 
 MEMBER = Member(Peer("z", 9), PeerStatus())
-WAITS = Waits(quiet=3.0, calm=2.0, gathers=1.0)
+WAITS = waits_of(quiet=3.0, calm=2.0, gathers=1.0)
 BEAT = words("a", b"beat", quiet=True)
 RUNNING = words("a", b"running", calm=True)
 WORD = words("a", b"word")
@@ -229,7 +229,7 @@ def test_what_has_others_go_on_does_not_wait(
         later.add(message, 5.0)
         if later is not box:
             box.extend(later)
-    assert box.due_at(WAITS) == 5.0 + seconds
+    assert box.since + WAITS[box.haste] == 5.0 + seconds
 
 
 def test_heartbeats_are_sent_as_such() -> None:

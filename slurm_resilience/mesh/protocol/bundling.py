@@ -9,14 +9,16 @@ several say in the same words to the same others is sent once, with all their na
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Iterable, Sequence
-from enum import Enum
-from typing import NamedTuple
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from enum import IntEnum
+from typing import TypeVar
 
 from slurm_resilience.mesh.events import Send
 from slurm_resilience.mesh.messages import Bundle, Bundled, Reachable, Relayed, Unreachable
 from slurm_resilience.mesh.model import Member, Peer
 from slurm_resilience.mesh.protocol.links import Links, Offers
+
+Key = TypeVar("Key")
 
 BUNDLE_BYTES = 1 << 20
 """With so many bytes of bodies a bundle is full: a frame has a limit."""
@@ -31,22 +33,22 @@ GATHER_MOST_SECONDS = 0.1
 """But no longer than this."""
 
 
-class Haste(Enum):
-    """The haste of the messages that wait for one link."""
+class Haste(IntEnum):
+    """The haste of the messages that wait for one link: the place of its seconds in `Waits`."""
 
-    NONE = "none"
+    NONE = 0
     """There are none."""
-    QUIET = "quiet"
+    QUIET = 1
     """Heartbeats: they need not be read at once."""
-    CALM = "calm"
+    CALM = 2
     """Words that the others do not wait for."""
-    GATHERS = "gathers"
+    GATHERS = 3
     """They begin by telling of peers that are reached: others may follow at once, and each word of
     one costs all that hear of it a greeting. What comes after waits with them, unless it tells of a
     loss."""
-    URGENT = "urgent"
+    URGENT = 4
     """One of them has others go on."""
-    LOSS = "loss"
+    LOSS = 5
     """One of them tells of a loss."""
 
     def with_one_more(self, later: Haste) -> Haste:
@@ -74,27 +76,14 @@ def _haste(message: Bundled) -> Haste:
             return Haste.URGENT
 
 
-class Waits(NamedTuple):
-    """Seconds that words wait for others on their link."""
+Waits = tuple[float, ...]
+"""Seconds that words wait for others on their link, one for each `Haste`: found by its place, since
+a speaker of a large world looks at hundreds of links in each turn."""
 
-    quiet: float
-    """`Haste.QUIET`."""
-    calm: float
-    """`Haste.CALM`."""
-    gathers: float
-    """`Haste.GATHERS`."""
 
-    def of(self, haste: Haste) -> float:
-        """Return the seconds that a bundle waits."""
-        match haste:
-            case Haste.QUIET:
-                return self.quiet
-            case Haste.CALM:
-                return self.calm
-            case Haste.GATHERS:
-                return self.gathers
-            case _:
-                return 0.0
+def waits_of(*, quiet: float, calm: float, gathers: float) -> Waits:
+    """Return them, in the order of `Haste`; what is urgent waits for nothing."""
+    return 0.0, quiet, calm, gathers, 0.0, 0.0
 
 
 def gather_seconds(coming: int) -> float:
@@ -166,10 +155,6 @@ class LinkBundle:
     def is_full(self) -> bool:
         """Tell whether it has to be sent before more is added."""
         return self._bytes >= BUNDLE_BYTES
-
-    def due_at(self, waits: Waits) -> float:
-        """Return when its messages are sent at the latest."""
-        return self.since + waits.of(self.haste)
 
     def add(self, message: Bundled, now: float) -> None:
         """Add a message behind all others, or to one that says the same to others."""
@@ -322,17 +307,19 @@ class Outboxes:
 
     def flush(self, waits: Waits) -> None:
         """Send what has waited for long enough."""
-        for key, common in list(self._common.items()):
-            if self.now >= common.due_at(waits):
-                self._empty_common(*key)
-        for link, box in list(self._boxes.items()):
-            if self.now >= box.due_at(waits):
-                self._empty_box(*link)
+        for key in self._due(self._common, waits):
+            self._empty_common(*key)
+        for link in self._due(self._boxes, waits):
+            self._empty_box(*link)
+
+    def _due(self, boxes: Mapping[Key, LinkBundle], waits: Waits) -> list[Key]:
+        now = self.now
+        return [key for key, box in boxes.items() if now >= box.since + waits[box.haste]]
 
     def next_at(self, waits: Waits) -> float:
         """Return when `flush` has something to send, if no more is added."""
         boxes = (*self._boxes.values(), *self._common.values())
-        return min((box.due_at(waits) for box in boxes), default=math.inf)
+        return min([box.since + waits[box.haste] for box in boxes], default=math.inf)
 
     def empty(self, number: int, is_quiet: bool) -> None:
         """Send what waits for a link."""

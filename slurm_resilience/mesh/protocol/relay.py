@@ -54,7 +54,7 @@ from slurm_resilience.mesh.messages import (
     Unreachable,
 )
 from slurm_resilience.mesh.model import CloseCause, Member, Peer, PeerStatus, Speakers
-from slurm_resilience.mesh.protocol.bundling import Outboxes, Waits, gather_seconds
+from slurm_resilience.mesh.protocol.bundling import Outboxes, Waits, gather_seconds, waits_of
 from slurm_resilience.mesh.protocol.links import (
     NO_KEY,
     RETIRED,
@@ -285,7 +285,11 @@ class Relay:
         quiet = QUIET_SHARE * self._near.patience() if meets else 0.0
         coming = self._me.seats if self._role.is_starting(now) else 0
         gathers = gather_seconds(coming)
-        return Waits(quiet if self._late < quiet else 0.0, gathers if meets else 0.0, gathers)
+        return waits_of(
+            quiet=quiet if self._late < quiet else 0.0,
+            calm=gathers if meets else 0.0,
+            gathers=gathers,
+        )
 
     @property
     def _took_over(self) -> bool:

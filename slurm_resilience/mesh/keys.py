@@ -28,16 +28,20 @@ class KeyStore:
         membership: Membership,
         send: Callable[[Iterable[int], Message], None],
         changed: Wakeups,
+        on_key: Callable[[], None],
     ) -> None:
         """
         Args:
             membership: knows the generation and its members.
             send: sends a message on connections to them.
             changed: tells when the generation ends; its lock guards the keys too.
+            on_key: called when a key was set here, or a generation has begun, which begins with
+                keys of its own.
         """
         self._membership = membership
         self._send = send
         self._changed = changed
+        self._on_key = on_key
         self._table = KeyTable()
         self._awaited: list[set[str]] = []
         """For each call of `get` that waits: the keys that are still missing."""
@@ -48,9 +52,6 @@ class KeyStore:
         """By member and number: its last answers of this generation. A change that is asked for
         again, since the first request or its answer may have been lost, is not made again."""
         self._numbers = 0
-        self.changes = 0
-        """Keys that were set here, and generations that began: without a new one, a key that was
-        not here is not here still."""
         self._closed = False
 
     def put(self, generation: int, key: str, value: bytes) -> None:
@@ -178,7 +179,6 @@ class KeyStore:
     def adopt(self, generation: int) -> None:
         """Begin a new generation: older keys go. A member may have changed a key here before
         this process knew of it: that is sent now."""
-        self.changes += 1
         self._table.drop_before(generation)
         self._given = {
             member: {n: answer for n, answer in given.items() if answer.generation >= generation}
@@ -186,6 +186,7 @@ class KeyStore:
         }
         for put in self._table.own_puts():
             self._send_members(put)
+        self._on_key()
 
     def close(self) -> None:
         """Have all calls that wait end."""
@@ -195,7 +196,7 @@ class KeyStore:
     def _wake(self, key: str) -> None:
         """Threads are woken by the last key that they wait for: each of many ranks that form a
         group sets one, and waking up for each takes longer than hearing it."""
-        self.changes += 1
+        self._on_key()
         for awaited in self._awaited:
             awaited.discard(key)
             if not awaited:

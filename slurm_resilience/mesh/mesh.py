@@ -162,7 +162,7 @@ class Mesh:
         self._membership = Membership(self.me, rules, chosen, SYSTEM_CLOCK.monotonic())
         self._lock = self._transport.lock
         self._changed = Wakeups(self._lock)
-        self._keys = KeyStore(self._membership, self._send, self._changed)
+        self._keys = KeyStore(self._membership, self._send, self._changed, self._note_news)
         self._relay = self._make_relay() if speakers else None
         self._callbacks = MeshCallbacks(on_end, on_evict, on_tick, on_given_up)
         self.knock = threading.Event()
@@ -170,6 +170,9 @@ class Mesh:
         self.is_left = False
         """The main thread has to leave the generation that it is in: it has ended, or the others go
         on without this process."""
+        self.news = 0
+        """Times that something came which is looked at between two steps: a knock, a key, a
+        generation, or the end of one."""
         self._cut: GenerationEnd | None = None
         """The end that `on_end` is called with next."""
         self._closing = False
@@ -325,10 +328,6 @@ class Mesh:
     def peek(self, generation: int, key: str) -> bytes | None:
         """Return the value of a key of a generation; None: it is not here now."""
         return self._keys.peek(generation, key)
-
-    def key_changes(self) -> int:
-        """Return the number of keys that were set here so far, and of generations that began."""
-        return self._keys.changes
 
     def known(self, generation: int) -> dict[str, bytes]:
         """All keys of a generation that are here now."""
@@ -509,6 +508,7 @@ class Mesh:
         with self._changed:
             self._membership.side.standing.evicted = f"its mesh failed: {error!r}"
             self.is_left = True
+            self._note_news()
             self._closing = True
             self._keys.close()
         self._callbacks.on_evict(self.evicted)
@@ -560,6 +560,7 @@ class Mesh:
                 case News(knock=knock):
                     if knock and not self.knock.is_set():
                         self.knock.set()
+                        self._note_news()
                     self._changed.note()
                 case BeatDue():
                     self._beat()
@@ -584,7 +585,14 @@ class Mesh:
                     _say(effect)
         # Noted here, so that a step need not ask for it layer by layer.
         side = self._membership.side
-        self.is_left = side.generation.block_end is not None or bool(side.standing.evicted)
+        if side.generation.block_end is not None or side.standing.evicted:
+            self.is_left = True
+            self._note_news()
+        else:
+            self.is_left = False
+
+    def _note_news(self) -> None:
+        self.news += 1
 
     def _send(self, connections: Iterable[int], message: Message) -> None:
         self._carry(Send(tuple(connections), message))

@@ -171,14 +171,11 @@ def let_reducer_go(wrapper: Any) -> None:
 
 
 @seen("2.13")
-def is_unreduced(wrapper: nn.parallel.DistributedDataParallel) -> bool:
-    """Tell whether a DDP wrapper still waits for gradients of the last backward, so that what the
-    parameters have was not exchanged, or not all of it."""
-    try:
-        wrapper.reducer._check_reducer_finalized()
-    except RuntimeError:
-        return True
-    return False
+def reduction_check(wrapper: nn.parallel.DistributedDataParallel) -> Callable[[], None]:
+    """Return what raises RuntimeError while a DDP wrapper waits for gradients of the last backward,
+    so that what the parameters have was not exchanged, or not all of it."""
+    check: Callable[[], None] = wrapper.reducer._check_reducer_finalized
+    return check
 
 
 @seen("2.13")
@@ -267,10 +264,11 @@ def forget_layouts() -> None:
 @seen("2.13")
 def versions(tensors: Sequence[torch.Tensor]) -> list[int]:
     """Return how often each tensor was written to in place, as autograd counts it."""
-    return list(map(_VERSION, tensors))
+    return list(map(VERSION, tensors))
 
 
-_VERSION = operator.attrgetter("_version")
+VERSION = operator.attrgetter("_version")
+"""Reads of one tensor what `versions` returns."""
 
 
 @seen("2.13")

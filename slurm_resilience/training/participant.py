@@ -141,18 +141,24 @@ class Participant:
 
     def change_world(self) -> None:
         """End the world between two steps where that was planned; plan it where others wait to
-        join, or this process is to leave."""
+        join, or this process is to leave. Without news from the mesh there is nothing to do; what
+        cannot be done at once is looked at again."""
         mesh, group, planned = self.mesh, self.group, self.planned_end
-        planned.look(mesh, group.view.generation, self.healer.progress.step)
+        # Before the look: what comes in the middle of it, in another thread, is not lost.
+        planned.seen_news = mesh.news
+        is_planned = planned.look(mesh, group.view.generation, self.healer.progress.step)
         # The knock stays set on all ranks but the one that lets others in.
         lets_in = mesh.knock.is_set() and group.view.lets_in(mesh.me.id)
         if planned.departure.reason or lets_in:
             self.plan_change()
+        if is_planned or planned.departure.reason or lets_in:
+            planned.seen_news = -1
 
     def plan_change(self) -> None:
         """Have the world end soon where others wait to join, or this process is to leave. From any
         thread. One rank lets others in, for all."""
         group, mesh = self.group_now, self.mesh
+        self.planned_end.seen_news = -1  # this process may have been asked to leave
         if group is None or mesh.end is not None:
             return
         reason = self.departure.wish(mesh, self.step)

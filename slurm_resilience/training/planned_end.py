@@ -20,8 +20,8 @@ class PlannedEnd:
 
     def __init__(self) -> None:
         self.departure = Departure()
-        self._unplanned_at = (0, -1)
-        """Generation, and the mesh's changes of keys, at which no end was planned."""
+        self.seen_news = -1
+        """The mesh's news that were looked at, and left nothing to do; negative: they did."""
         self._looked_at = (0, -1)
         """Generation and step of the last look: a loop that looks again, and makes no step between,
         waits for the change."""
@@ -38,24 +38,22 @@ class PlannedEnd:
         if mesh.end is None and mesh.peek(generation, LAST_STEP) is None:
             mesh.put(generation, LAST_STEP, f"{step + 1} {reason}".encode())
 
-    def look(self, mesh: Mesh, generation: int, step: int) -> None:
-        """End the world, between two steps, if it was planned so.
+    def look(self, mesh: Mesh, generation: int, step: int) -> bool:
+        """End the world, between two steps, if it was planned so. Tell whether it was.
 
         Args:
             mesh: this process among the others.
             generation: the world's number.
             step: committed steps.
         """
-        # A step without news costs no look into the store, behind its lock.
-        keys = generation, mesh.key_changes()
-        planned = None if keys == self._unplanned_at else mesh.peek(generation, LAST_STEP)
+        planned = mesh.peek(generation, LAST_STEP)
         waits, self._looked_at = self._looked_at == (generation, step), (generation, step)
         if planned is None:
-            self._unplanned_at = keys
-            return
+            return False
         if mesh.end is not None:
-            return
+            return True
         last, _, reason = planned.decode().partition(" ")
         if step >= int(last) or waits:
             text = f"{reason} after step {step}"
             mesh.over(GenerationEnd(generation, text, "", "join", step=step))
+        return True

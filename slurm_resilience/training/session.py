@@ -366,8 +366,9 @@ class Session:
 
     def _next(self, batches: Iterator[Any]) -> Any:
         """Return the next batch, or `END`."""
-        self.check()
         participant = self._participant
+        if participant.mesh.news != participant.planned_end.seen_news:
+            self.check()
         participant.refuse_void()
         if threading.get_ident() != self._thread:
             participant.loaders.read_elsewhere(tell=participant.group.rank == 0)
@@ -376,7 +377,8 @@ class Session:
             participant.updates.spent()
             return END
         participant.updates.batch_given()
-        participant.check()
+        if participant.mesh.is_left:
+            participant.check()
         if participant.watch is not None:
             participant.watch.begin(participant.step)
         participant.point("before-backward")
@@ -412,5 +414,7 @@ class Session:
         update (a log line) is done when another rank joins, if it is short. A loop without
         `loader` is left at the end of `update`, or where it calls this itself.
         """
-        self._participant.change_world()
-        self._participant.check()
+        participant = self._participant
+        if participant.mesh.news != participant.planned_end.seen_news:
+            participant.change_world()
+        participant.check()

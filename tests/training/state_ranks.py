@@ -63,7 +63,8 @@ class Life:
     def commit(self) -> None:
         """The end of an update."""
         self.healer.progress.step += 1
-        self.healer.mark()
+        if self.healer.tracked is not None:
+            self.healer.tracked.mark()
         self.healer.committed()
 
 

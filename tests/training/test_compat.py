@@ -171,16 +171,18 @@ def _() -> None:
     gc.collect()
 
 
-@tries("is_unreduced")
+@tries("reduction_check")
 def _() -> None:
     used, unused = linear(), linear()
     wrapper = nn.parallel.DistributedDataParallel(nn.ModuleDict({"used": used, "unused": unused}))
     wrapper.module.forward = lambda x: used(x)  # type: ignore[method-assign]
     with wrapper.no_sync():
         wrapper(torch.ones(1, 2)).sum().backward()
-    assert not compat.is_unreduced(wrapper)
+    check = compat.reduction_check(wrapper)
+    check()
     wrapper(torch.ones(1, 2)).sum().backward()
-    assert compat.is_unreduced(wrapper)
+    with pytest.raises(RuntimeError):
+        check()
 
 
 @tries("noted_hooks")

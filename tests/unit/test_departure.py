@@ -18,9 +18,6 @@ class Keys:
     def __init__(self) -> None:
         self._keys: dict[tuple[int, str], bytes] = {}
 
-    def changes(self) -> int:
-        return len(self._keys)
-
     def peek(self, generation: int, key: str) -> bytes | None:
         return self._keys.get((generation, key))
 
@@ -37,7 +34,6 @@ def mesh(keys: Keys | None = None, *, may_leave: bool = True) -> Any:
         ends=ends,
         may_leave=lambda _: may_leave,
         peek=keys.peek,
-        key_changes=keys.changes,
         put=keys.put,
     )
 

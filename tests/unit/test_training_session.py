@@ -43,7 +43,7 @@ def session() -> Any:
         end=None,
         evicted="",
         is_left=False,
-        key_changes=int,
+        news=0,
         knock=threading.Event(),
         peek=lambda *_: None,
     )
@@ -117,6 +117,7 @@ def test_only_the_rank_that_lets_others_in_looks_who_knocks(
     participant.group_now.view = View(1, members, replica_size=2, seats=3)
     participant.mesh.me = members[0].peer
     participant.mesh.knock.set()
+    participant.mesh.news += 1
     looks: list[int] = []
     participant.mesh.newcomers = lambda: looks.append(0) or ()
     for _ in range(3):
@@ -172,7 +173,7 @@ def test_an_update_counts_as_under_way_until_its_step_is_marked(session: Any) ->
             seen.append(participant.updating)
             super().mark(values=values)
 
-    participant.healer._tracked = Marked({"model": torch.nn.Linear(2, 2)})
+    participant.healer.tracked = Marked({"model": torch.nn.Linear(2, 2)})
     with session.update():
         pass
     assert seen == [True]

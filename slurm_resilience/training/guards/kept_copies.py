@@ -96,6 +96,11 @@ class KeptCopies:
             kept.setdefault(id(tensors[0]), copy)
         self._found = list(kept.values())
 
+    @property
+    def is_over(self) -> bool:
+        """True where none is looked at any more."""
+        return not self._found
+
     def written(self) -> tuple[str, ...]:
         """Return the kinds of those that were written to since; each is told once."""
         if not self._found:

@@ -61,6 +61,11 @@ class KeptGenerators:
         mine = (one for number, one in found.items() if number not in known)
         self._found = [_Kept(one, _state(one)) for one in islice(mine, MOST)]
 
+    @property
+    def is_over(self) -> bool:
+        """True where none is looked at any more."""
+        return not self._found
+
     def drawn(self) -> tuple[str, ...]:
         """Return the kinds of those that were drawn from since; at the first call."""
         found, self._found = self._found, []

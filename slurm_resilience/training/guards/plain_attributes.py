@@ -57,6 +57,11 @@ class PlainAttributes:
         }
         self._readings = [self._read()]
 
+    @property
+    def is_over(self) -> bool:
+        """True where none is looked at any more."""
+        return self._has_begun and not self._readings
+
     def counted(self, *, asked_step: bool) -> tuple[str, ...]:
         """Look a step later. Returns the names of those that count; each is told once.
 
@@ -121,6 +126,11 @@ class UntrackedBuffers:
             and any(id(buffer) not in held for buffer in one.buffers(recurse=False))
         ]
         self._changing, self._looks = self._read(), 1
+
+    @property
+    def is_over(self) -> bool:
+        """True where none is looked at any more."""
+        return not self._modules
 
     def changed(self) -> tuple[str, ...]:
         """Look a step later. Returns, at the second look from then, those that changed twice."""

@@ -4,6 +4,7 @@ by something that counts steps by itself."""
 from __future__ import annotations
 
 import math
+import operator
 from collections.abc import Mapping
 from itertools import islice, pairwise
 from typing import Any, NamedTuple
@@ -24,6 +25,9 @@ COUNTS = (
     "says how far it is: what counts by itself begins anew after a fault, or on a replaced rank. "
     "Compute it from s.step, or track what sets it (an object with state_dict and load_state_dict)"
 )
+
+
+_RATE = operator.methodcaller("get", "lr")
 
 
 class _Left(NamedTuple):
@@ -76,7 +80,7 @@ class RateWatch:
 
     def commit(self) -> None:
         """Note the learning rates that an update has left."""
-        self._rates = self._read()
+        self._rates = list(map(_RATE, self._groups))
         if self._looks and len(self._history) <= LOOKS:
             # Objects that the program does not know: so it shows where it sets the same number.
             for group, rate in zip(self._groups, self._rates, strict=True):
@@ -126,4 +130,4 @@ class RateWatch:
         return len(factors) > 1 and not all(math.isclose(one, factors[0]) for one in factors)
 
     def _read(self) -> list[Any]:
-        return [group.get("lr") for group in self._groups]
+        return list(map(_RATE, self._groups))

@@ -115,22 +115,36 @@ class StateWatch:
             return
         for line in (*self._found_rates(), *self._late.found()):
             self._warn(line)
-        if turn <= CLOSELY and self._optimizing.were_kept():
+        if not self._optimizing.parts.is_over:
+            self._warn_of_parts(asked_step=asked_step)
+            self._optimizing.parts.looked_at(but_locals=self._may_count)
+        if turn == LOOKS - 1 and not asked_step and self._rates_seem_counted():
+            self._warn(COUNTS)
+        if turn <= CLOSELY:
+            self._look_closely(turn, self._tracked, asked_step=asked_step, loaders=loaders)
+        elif not self._optimizing.steps_outside and (changed := self._tracked.written()):
+            self._warn_changed(changed)
+
+    def _look_closely(
+        self, turn: int, tracked: Tracked, *, asked_step: bool, loaders: Mapping[str, ReplayLoader]
+    ) -> None:
+        """Look at everything, in the first updates of a world.
+
+        Args:
+            turn: the update's number, from 0.
+            tracked: the state.
+            asked_step: as in `begin`.
+            loaders: the same.
+        """
+        if self._optimizing.were_kept():
             self._warn(
                 "no optimizer stepped in this s.update(), and its gradients were kept for the next "
                 "one: a fault between the two drops them. Make one update for all batches whose "
                 "gradients are added up (`if last: with s.update(): opt.step()`)"
             )
-        self._warn_of_parts(asked_step=asked_step)
-        if turn == LOOKS - 1 and not asked_step and self._rates_seem_counted():
-            self._warn(COUNTS)
         if turn == CLOSELY:
             self._optimizing.stop()
-        if turn > CLOSELY:
-            if not self._optimizing.steps_outside and (changed := self._tracked.written()):
-                self._warn_changed(changed)
-            return
-        changed = self._tracked.changed()
+        changed = tracked.changed()
         if turn == 0:
             self._look_for_copies()
             if self._tell and (line := self._late.hooks.grown(self._modules)):

@@ -45,14 +45,16 @@ class UntrackedParts:
     """Those of this process that were in use when it was looked."""
 
     def __init__(self) -> None:
-        self._looked = False
+        self.is_over = False
+        """No part is left that a later look in this world could tell of."""
         self._looks_for_copies = LOOKS_FOR_COPIES
         self.copies = KeptCopies()
         self.attributes = PlainAttributes()
         self.buffers = UntrackedBuffers()
         self.generators = KeptGenerators()
         self.locals = LocalCounts()
-        self._found: list[_Part] = []
+        self._found: list[_Part] | None = None
+        """None: they were not looked for yet."""
         self.has_schedule = False
         """A schedule was among them: a line on it says all."""
 
@@ -63,6 +65,7 @@ class UntrackedParts:
             modules: those that are tracked.
             is_trained: the weights have been trained.
         """
+        self.is_over = False
         # What was there before the training is older than the weights that were found now.
         self.copies.begin(() if is_trained else newer_objects(), modules)
 
@@ -82,9 +85,9 @@ class UntrackedParts:
             tracked: the objects that are.
             modules: those of them that are modules.
         """
-        if self._looked:
+        if self._found is not None:
             return
-        self._looked = True
+        self._found = []
         everything = all_objects()
         let_go_of_older_objects()
         if len(everything) > MOST_OBJECTS:
@@ -99,6 +102,17 @@ class UntrackedParts:
         modules = list(modules)
         self.copies.look(everything, modules, averages)
         self.buffers.look(everything, [*modules, *averages])
+
+    def looked_at(self, *, but_locals: bool) -> None:
+        """Note that all parts were looked at before an update: see `is_over`.
+
+        Args:
+            but_locals: only those that every program has were: an object of the training's own may
+                hold what counts.
+        """
+        parts = (self.copies, self.generators, self.attributes, self.buffers)
+        is_over = all(one.is_over for one in parts) and (but_locals or self.locals.is_over)
+        self.is_over = is_over and not self._found and (but_locals or self._found is not None)
 
     def used(self) -> tuple[str, ...]:
         """Return the kinds of those that were used since they were found; each is told once."""

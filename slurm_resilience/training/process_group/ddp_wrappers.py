@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import weakref
+from collections.abc import Callable
 from typing import Any
 
 from torch import nn
@@ -18,8 +19,8 @@ class DdpWrappers:
 
     def __init__(self) -> None:
         self._alive: weakref.WeakSet[nn.Module] = weakref.WeakSet()
-        self._ready: list[Wrapper] | None = None
-        """The same, for a look at each step; None: there are new ones."""
+        self._ready: list[tuple[Callable[[], None], Wrapper]] | None = None
+        """The same, with what each step asks of them; None: there are new ones."""
         self._listening: Any = None
 
     def listen(self) -> None:
@@ -37,9 +38,15 @@ class DdpWrappers:
         """Return one that has not exchanged all gradients of its last backward."""
         if self._ready is None:
             # One whose making failed has no reducer.
-            self._ready = [one for one in self._alive if hasattr(one, "reducer")]  # type: ignore[misc]
-        for wrapper in self._ready:
-            if compat.is_unreduced(wrapper):
+            self._ready = [
+                (compat.reduction_check(one), one)
+                for one in self._alive
+                if isinstance(one, Wrapper) and hasattr(one, "reducer")
+            ]
+        for check, wrapper in self._ready:
+            try:
+                check()
+            except RuntimeError:
                 return wrapper
         return None
 

@@ -24,6 +24,8 @@ class Update:
         self._loaders = participant.loaders
         self._certifies = participant.healer.certifies
         self._in_parts = participant.options.replica_size > 1
+        self._planned_end = participant.planned_end
+        self._keeps_copies = participant.healer.keeps_copies
 
     def __enter__(self) -> None:
         """Begin to change the state.
@@ -84,12 +86,14 @@ class Update:
             progress.step += 1
             updates.updated(tell=group.rank == 0)
             progress.dirty = False
-            participant.healer.mark()
+            if (tracked := participant.healer.tracked) is not None:
+                tracked.mark()
         finally:
             # Not earlier: an interruption before it is counted would make a whole state void, and
             # one before it is marked would have the next step repeated with other random numbers.
             updates.under_way = False
-        participant.healer.committed()
+        if self._keeps_copies:
+            participant.healer.committed()
         watched.commit()
         if self._loaders.opened:
             participant.weights.committed()
@@ -98,6 +102,7 @@ class Update:
         if inject.is_possible:
             participant.point("after-update")
         if not self._loaders.opened:
-            participant.change_world()
-            if participant.mesh.is_left:
+            if (mesh := participant.mesh).news != self._planned_end.seen_news:
+                participant.change_world()
+            if mesh.is_left:
                 participant.check()

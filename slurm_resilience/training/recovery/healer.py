@@ -62,7 +62,8 @@ class Healer:
     def __init__(self, options: Options, where: RankEnvironment) -> None:
         self._options = options
         self._where = where
-        self._tracked: state.Tracked | None = None
+        self.tracked: state.Tracked | None = None
+        """The state as one; None: nothing is tracked yet."""
         self._names: dict[str, Any] = {}
         self._released: list[Any] = []
         self._left_rng: dict[str, Any] | None = None
@@ -80,6 +81,11 @@ class Healer:
         self.last: dict[str, Any] = {}
         """Result of the last healing, for the log and the bench."""
 
+    @property
+    def keeps_copies(self) -> bool:
+        """Tell whether some steps are copied, to memory or to a disk."""
+        return self._options.checkpointer is not None or self._options.partner_every > 0
+
     def has(self, module: torch.nn.Module) -> bool:
         """Tell whether this module is tracked (so that its replicas are equal)."""
         return any(thing is module for thing in self._names.values())
@@ -92,12 +98,12 @@ class Healer:
         progress, self._digest = self.progress, ""
         if self._partner is not None:
             self._partner.freeze()
-        if self._tracked is None or progress.step < 0:
+        if self.tracked is None or progress.step < 0:
             return
-        self._note_changes(self._tracked.changed())
+        self._note_changes(self.tracked.changed())
         if self._options.checksum and not progress.dirty:
-            self._tracked.rollback()
-            self._digest = self._tracked.digest()
+            self.tracked.rollback()
+            self._digest = self.tracked.digest()
 
     def switch_on_again(self, view: View) -> None:
         """Turn on what a fault left off, so that the block finds its modules as at first."""
@@ -238,7 +244,7 @@ class Healer:
         if view.replica_size > 1 and self._position not in (-1, view.position(rank)):
             self.progress.dirty = True
         names = {**objects, OWN: self.progress}
-        old = self._tracked
+        old = self.tracked
         same = old is not None and self._names.keys() == names.keys()
         if same and all(self._names[name] is names[name] for name in names):
             assert old is not None
@@ -253,7 +259,7 @@ class Healer:
         if old is not None:
             # FSDP modules hold the groups of the world that they were built in.
             self._released.append(old)
-        self._tracked, self._names, self._switches = new, names, None
+        self.tracked, self._names, self._switches = new, names, None
         return new
 
     def _tell_thawed(self, view: View, rank: int) -> None:
@@ -285,15 +291,9 @@ class Healer:
                 )
             self._partner.open(group.view, group.rank, beside)
 
-    def mark(self) -> None:
-        """After each step: mark it. Not to be interrupted: a later rollback would go back to random
-        states of an earlier step."""
-        if self._tracked is not None:
-            self._tracked.mark()
-
     def committed(self) -> None:
-        """After each step that is marked: keep a copy where one is due."""
-        tracked, step = self._tracked, self.progress.step
+        """After a step that is marked: keep a copy where one is due. Not without `keeps_copies`."""
+        tracked, step = self.tracked, self.progress.step
         if tracked is None:
             return
         self._save(tracked)
@@ -392,22 +392,17 @@ class Healer:
 
     def flip_bit(self) -> None:
         """Do as a faulty chip does, for a drill."""
-        if self._tracked is not None:
-            self._tracked.flip_bit()
+        if self.tracked is not None:
+            self.tracked.flip_bit()
 
     @property
     def modules(self) -> tuple[str, ...]:
         """Names under which modules are tracked."""
-        return self._tracked.modules() if self._tracked is not None else ()
-
-    @property
-    def tracked(self) -> state.Tracked | None:
-        """The state as one; None: nothing is tracked yet."""
-        return self._tracked
+        return self.tracked.modules() if self.tracked is not None else ()
 
     def replica_words(self) -> dict[str, int]:
         """Return checksums by name of what is equal on all replicas."""
-        return self._tracked.replica_words() if self._tracked is not None else {}
+        return self.tracked.replica_words() if self.tracked is not None else {}
 
     def written(self, timeout: float) -> bool:
         """Tell whether no checkpoint is under way any more, after so many seconds at most."""

@@ -38,8 +38,8 @@ class MarkedStates:
 
     def __init__(self) -> None:
         self._states: dict[str, Any] = {}
-        self._drawn: list[str] = []
-        """Libraries that are not quiet."""
+        self._drawn: dict[str, Callable[[], Any]] = {}
+        """Libraries that are not quiet, and what reads their states."""
         self._close = CLOSELY
         """Marks at which everything is still read."""
         self._age = 0
@@ -48,18 +48,19 @@ class MarkedStates:
     def begin(self) -> None:
         """Mark the beginning of a world: another state than before is no draw."""
         self._states = read()
-        self._drawn = [name for name in self._states if name in (*ALWAYS, *self._drawn)]
+        drawn = [name for name in self._states if name in (*ALWAYS, *self._drawn)]
+        self._drawn = {name: _READERS[name] for name in drawn}
         self._close, self._age = CLOSELY, 0
 
     def mark(self) -> None:
         """Remember the states now."""
         self._age += 1
-        for name in self._drawn:
-            self._states[name] = _READERS[name]()
+        for name, read_one in self._drawn.items():
+            self._states[name] = read_one()
         if self._close or self._age == QUIET_MARKS:
             self._close, self._age = max(0, self._close - 1), 0
             quiet = read(but=self._drawn)
-            self._drawn += self._differ(quiet)
+            self._drawn |= {name: _READERS[name] for name in self._differ(quiet)}
             self._states |= quiet
 
     def rollback(self) -> None:
@@ -72,7 +73,7 @@ class MarkedStates:
                 ", ".join(late),
                 self._age,
             )
-        self._drawn += late
+        self._drawn |= {name: _READERS[name] for name in late}
         write(self._states)
 
     def _differ(self, states: dict[str, Any]) -> list[str]:

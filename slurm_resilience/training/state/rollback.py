@@ -86,6 +86,37 @@ class _Buffers:
         self._versions = compat.versions(big)
 
 
+class _Window:
+    """Parameters that are looked at together.
+
+    Args:
+        parameters: local ones; None in the place of one that is not looked at.
+        device: theirs.
+    """
+
+    def __init__(self, parameters: Sequence[torch.Tensor | None], device: torch.device) -> None:
+        self._parameters, self._device = parameters, device
+        self._plain = [one for one in parameters if one is not None]
+        self._join = b"".join if device.type == "cpu" else torch.cat
+        self._addresses: list[int] = []
+        self.pieces: list[Any] = []
+        """In the parameters' own memory; empty ones for those that are not looked at."""
+
+    def read(self) -> Any:
+        """Return a copy of the pieces: bytes, or a tensor on their device."""
+        # `parameter.data = other` leaves the old memory behind.
+        addresses = list(map(torch.Tensor.data_ptr, self._plain))
+        if addresses != self._addresses or not self.pieces:
+            self._find(addresses)
+        return self._join(self.pieces)
+
+    def _find(self, addresses: list[int]) -> None:
+        pieces: list[Any] = [_piece(one, self._device) for one in self._parameters]
+        if self._device.type == "cpu":
+            pieces = [memoryview(one.numpy()) for one in pieces]
+        self._addresses, self.pieces = addresses, pieces
+
+
 class ContentSample:
     """A few bytes of some parameters, to find writes that torch does not count.
 
@@ -105,28 +136,28 @@ class ContentSample:
         kept = [one if one is not None and one.device == self._device else None for one in plain]
         self.at_hand = self._device.type == "cpu"
         """False: reading waits for a device."""
-        self._windows = [kept[n : n + SAMPLED] for n in range(0, len(kept), SAMPLED)] or [[]]
-        self._plain = [[one for one in window if one is not None] for window in self._windows]
-        self._turns: dict[int, tuple[list[int], list[Any]]] = {}
-        """Number of a window → addresses, and pieces in the parameters' own memory."""
+        self._windows = [
+            _Window(kept[n : n + SAMPLED], self._device) for n in range(0, len(kept), SAMPLED)
+        ] or [_Window([], self._device)]
         self._turn = 0
         self._kept: Any = None
 
     def take(self) -> None:
         """Look at the next parameters."""
         self._turn = (self._turn + 1) % len(self._windows)
-        self._kept = self._read()
+        self._kept = self._windows[self._turn].read()
 
     def differ(self) -> set[int]:
         """Return the numbers of the parameters, of those looked at last, that have changed."""
         kept = self._kept
         if kept is None:
             return set()
-        now = self._read()
+        window = self._windows[self._turn]
+        now = window.read()
         if now == kept if self.at_hand else torch.equal(now, kept):
             return set()
         found, start = set(), 0
-        for number, piece in enumerate(self._turns[self._turn][1]):
+        for number, piece in enumerate(window.pieces):
             end = start + len(piece)
             if not self._same(now[start:end], kept[start:end]):
                 found.add(SAMPLED * self._turn + number)
@@ -135,20 +166,6 @@ class ContentSample:
 
     def _same(self, one: Any, other: Any) -> bool:
         return bool(one == other) if self.at_hand else torch.equal(one, other)
-
-    def _read(self) -> Any:
-        """Return a copy of the pieces: bytes, or a tensor on their device."""
-        # `parameter.data = other` leaves the old memory behind.
-        addresses = list(map(torch.Tensor.data_ptr, self._plain[self._turn]))
-        turn = self._turns.get(self._turn)
-        if turn is None or turn[0] != addresses:
-            views: list[Any] = [_piece(one, self._device) for one in self._windows[self._turn]]
-            if self.at_hand:
-                views = [memoryview(one.numpy()) for one in views]
-            turn = self._turns[self._turn] = addresses, views
-        if self.at_hand:
-            return b"".join(turn[1])
-        return torch.cat(turn[1])
 
 
 class RollbackPoint:
@@ -194,19 +211,20 @@ class RollbackPoint:
         self._samples: list[torch.Tensor] = []
         self._rng = rng.MarkedStates()
 
-    def mark(self, *, values: bool = False) -> None:
+    def mark(self, values: bool = False) -> None:
         """Remember now.
 
         Args:
             values: keep some bytes of each parameter too, so that writing the same value again
                 (DDP's broadcast when it wraps a module) is no change. Not for every step.
         """
-        self._versions = compat.versions(self._parameters)
+        self._versions = list(map(compat.VERSION, self._parameters))
         self._samples = [sample(parameter) for parameter in self._parameters] if values else []
         self._contents.take()
         if self._buffers.places:
             self._buffers.mark()
-        self._drawn = [one.state_dict() for one in self._generators]
+        if self._generators:
+            self._drawn = [one.state_dict() for one in self._generators]
         if values:
             self._rng.begin()
         else:

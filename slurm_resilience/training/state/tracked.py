@@ -189,10 +189,12 @@ class Tracked:
         self._marks = None
 
     def mark(self, *, values: bool = False) -> None:
-        """Remember this step's beginning, for `rollback`. See `RollbackPoint`."""
-        if self._marks is None:
-            self._marks = self._watch()
-        self._marks.mark(values=values)
+        """Remember this step's beginning, for `rollback`. See `RollbackPoint`. Not to be
+        interrupted: a later rollback would go back to random states of an earlier step."""
+        marks = self._marks
+        if marks is None:
+            marks = self._marks = self._watch()
+        marks.mark(values)
         self._stepped = True
 
     @torch.no_grad()

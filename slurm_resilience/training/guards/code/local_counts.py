@@ -32,7 +32,8 @@ class LocalCounts:
 
     def __init__(self) -> None:
         self._readings: list[_Reading] = []
-        self._is_over = False
+        self.is_over = False
+        """Nothing is looked at any more."""
 
     def counted(self, *, asked_step: bool) -> tuple[str, ...]:
         """Look, at the begin of an update. Returns the names of those that count, once.
@@ -40,7 +41,7 @@ class LocalCounts:
         Args:
             asked_step: the program has asked for its step, and they may follow from that.
         """
-        if self._is_over:
+        if self.is_over:
             return ()
         self._readings.append(_read(inspect.currentframe()))
         if len(self._readings) < LOOKS - 1:
@@ -53,8 +54,8 @@ class LocalCounts:
             if _goes_on(first[code, name], second[code, name], third[code, name])
             and _is_used(third[code, name], uses(code, name))
         }
-        self._is_over = bool(found) or asked_step or len(self._readings) == LOOKS
-        if self._is_over:
+        self.is_over = bool(found) or asked_step or len(self._readings) == LOOKS
+        if self.is_over:
             self._readings = []
         return () if asked_step else tuple(sorted(found))
 

@@ -21,7 +21,7 @@ from slurm_resilience.mesh.model import (
 )
 from slurm_resilience.wire.frames import FrameCodec
 
-PROTOCOL = 11
+PROTOCOL = 12
 MAX_FRAME_BYTES = 64 << 20
 """Bytes. The largest message is a value of the store, or the view of a large world."""
 MAX_UNPROVEN_BYTES = 16 << 10
@@ -246,6 +246,9 @@ class HungUp(msgspec.Struct, frozen=True, tag="hungup"):
 
     seen: int
     """The number of your last `Opened`: after a newer one this is void."""
+    at: int
+    """The highest number that an `Opened` of mine may have had until now: after one with a higher
+    number, which came sooner over a newer link, this is void."""
 
 
 class Filler(msgspec.Struct, frozen=True, tag="fill"):

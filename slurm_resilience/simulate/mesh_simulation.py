@@ -45,6 +45,10 @@ UNHURRIED_SHARE = 0.25
 """Share of runs in which a process looks around no more often than in a large world. Drawn apart
 from all else, so that the other runs stay the same as before."""
 
+RESEND_SHARE = 0.05
+"""Share of runs in which a cut that is over still holds for a while what was said over connections
+that it has not ended. Drawn apart, too."""
+
 
 class SimulatedRun(msgspec.Struct, frozen=True):
     """The course of one run."""
@@ -88,6 +92,12 @@ def choose_timing(seed: int) -> Timing:
     """Return how often the processes of a run look around."""
     unhurried = Random(f"pace of looks {seed}").random() < UNHURRIED_SHARE
     return LARGE_WORLD_TIMING if unhurried else TIMING
+
+
+def choose_resends(seed: int) -> Random | None:
+    """Return what draws when a run's connections go on after a cut; None: they do so at once."""
+    random = Random(f"late after a cut {seed}")
+    return random if random.random() < RESEND_SHARE else None
 
 
 class Nodes:
@@ -138,6 +148,7 @@ class MeshRun:
         self.random = Random(seed)
         self.schedule = Schedule()
         self.network = SimNetwork(self.schedule, self.random)
+        self.network.resends = choose_resends(seed)
         self.seats = choose_size(self.random)
         self.rules = choose_rules(self.random, self.seats)
         self._loans = Loans(self, self.rules, seed) if elastic else None

@@ -78,6 +78,9 @@ class SimNetwork:
         self._random = random
         self.place: Callable[[str], str] = str
         """Return where a process is, by its id: nothing is cut within one place."""
+        self.resends: Random | None = None
+        """Draws when what a cut has held is sent again, after it; None: at once, and so before
+        anything that is said over a newer connection."""
         self._numbers = 0
         self._islands: dict[str, int] = {}
         self._broken: set[frozenset[str]] = set()
@@ -129,7 +132,12 @@ class SimNetwork:
     def _resume(self) -> None:
         for connection in list(self.connections.values()):
             for side in (0, 1):
-                if connection.stalled[side] is not None:
+                since = connection.stalled[side]
+                if since is not None and self.resends is not None:
+                    # A kernel that tries in vain doubles its pause each time.
+                    wait = self.resends.random() * (self._schedule.now - since)
+                    self._schedule.after(wait, self._pump, connection, side)
+                elif since is not None:
                     self._pump(connection, side)
 
     # -- connections --------------------------------------------------------------------------

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from slurm_resilience.mesh.events import (
     BytesReceived,
+    Close,
     ConnectionClosed,
     ConnectionProven,
     Dial,
@@ -21,9 +22,13 @@ from slurm_resilience.mesh.events import (
 )
 from slurm_resilience.mesh.mesh import Mesh
 from slurm_resilience.mesh.messages import (
+    FRAMES,
+    HungUp,
     KeyChange,
     Message,
+    Opened,
     Reachable,
+    Relayed,
     Speaks,
     Superseded,
     Unreachable,
@@ -405,3 +410,65 @@ def test_a_connection_that_is_ended_on_purpose_is_no_death_elsewhere() -> None:
     relay.step(ConnectionClosed(0), 0.1)
     sent = [one.message for one in relay.flush(0.2) if isinstance(one, Send)]
     assert sent == [Unreachable(("near",), "reset")]
+
+
+NEAR_LINK = 9
+"""To another rank of the same node, which may speak as well."""
+
+
+class TwoSpeakers:
+    """A rank that speaks, and how it sees the way to another one that does."""
+
+    def __init__(self) -> None:
+        self.far = Peer("far", 1, node="n1")
+        self._relay = Relay(Peer("me", 0, node="n0"), 0.0, lambda: 1.0, lambda _: PeerStatus())
+        self._relay.step(ConnectionProven(NEAR_LINK, Peer("near", 2, node="n0")), 0.0)
+
+    def link(self, number: int) -> list[Any]:
+        """Have a link come; return what the membership is told of the way."""
+        member = Member(self.far, PeerStatus())
+        self._relay.step(ConnectionProven(number, self.far), 0.0)
+        reached = Reachable((1, -1), (member,))
+        return self._told(MessageReceived(number, "far", "far", reached))
+
+    def lose(self, number: int) -> list[Any]:
+        return self._told(ConnectionClosed(number, "timed out", "lost"))
+
+    def hear(self, number: int, message: Message) -> list[Any]:
+        """Have the other one say this of the way, over a link."""
+        relayed = Relayed(("far",), ("me",), FRAMES.encode(message))
+        return self._told(MessageReceived(number, "far", "far", relayed))
+
+    def carry(self, effect: Close | Dial) -> None:
+        self._relay.carry(effect, 0.0)
+
+    def _told(self, event: Any) -> list[Any]:
+        return [one.event for one in self._relay.step(event, 0.0) if isinstance(one, Told)]
+
+
+def test_a_word_on_a_way_that_a_cut_has_held_is_void_after_a_newer_one() -> None:
+    """An older link sends again what a cut has held, long after a newer one has said more."""
+    pair = TwoSpeakers()
+    pair.link(1)
+    pair.link(2)
+    assert any(isinstance(event, ConnectionProven) for event in pair.hear(2, Opened(5)))
+    assert not pair.hear(1, Opened(3))
+    assert not pair.hear(1, HungUp(0, 4)), "its sender has opened the way since"
+    (closed,) = pair.hear(2, HungUp(0, 5))
+    assert isinstance(closed, ConnectionClosed) and closed.cause == "lost"
+
+
+@pytest.mark.parametrize("asked_by", ["the membership", "the other side"])
+def test_a_way_that_is_wanted_while_no_link_leads_there_is_opened_with_the_next(
+    asked_by: str,
+) -> None:
+    pair = TwoSpeakers()
+    (first,) = pair.link(1)
+    assert isinstance(first, SeveralProven)
+    pair.carry(Close(first.connections[0]))
+    assert not pair.lose(1)
+    if asked_by == "the membership":
+        pair.carry(Dial(pair.far))
+    else:
+        pair.hear(NEAR_LINK, Opened(7))
+    assert [type(event) for event in pair.link(2)] == [ConnectionProven]

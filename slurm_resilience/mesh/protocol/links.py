@@ -83,12 +83,14 @@ one is the greater), and whether the speaker here answers."""
 class Way:
     """A connection to a peer on another node, as the membership sees it."""
 
-    __slots__ = ("chosen", "lost_at", "number", "opened", "peer", "seen")
+    __slots__ = ("chosen", "is_wanted", "lost_at", "number", "opened", "peer", "seen")
 
     def __init__(self, peer: Peer, number: int, chosen: tuple[int, int]) -> None:
         self.peer = peer
         self.number = number
         """Negative; 0: the membership has closed it."""
+        self.is_wanted = False
+        """The membership has closed it, and asked for the peer again while no link led there."""
         self.chosen: tuple[int, int] | None = chosen
         """Link and stamp of the offer; None: it is held open."""
         self.lost_at = 0.0

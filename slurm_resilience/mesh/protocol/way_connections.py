@@ -83,14 +83,16 @@ class WayConnections:
         """Have what is said to a peer go another way."""
         way.chosen = (-best[2], best[1].stamp)
         self._ways.held.pop(way.peer.id, None)
-        if way.number < 0:
+        if way.number < 0 or way.is_wanted:
             # Its way back may be as before: then it does not know that anything was lost.
             self._announce(way)
-            self._open(way, best[1].member.status, rerouted=True)
+            self._open(way, best[1].member.status, rerouted=way.number < 0)
 
     def reopen(self, way: Way) -> None:
-        """Open a way that the membership has closed."""
-        if way.number == 0 and way.chosen is not None:
+        """Open a way that the membership has closed, or do so as soon as a link leads along it."""
+        if way.number == 0 and way.chosen is None:
+            way.is_wanted = True
+        elif way.number == 0:
             self._announce(way)
             self._open(way, PeerStatus(), rerouted=False)
 
@@ -103,7 +105,7 @@ class WayConnections:
 
     def _open(self, way: Way, status: PeerStatus, rerouted: bool) -> None:
         """Have the membership see a new connection, in place of the one before."""
-        before = way.number
+        before, way.is_wanted = way.number, False
         self._count += 1
         way.number = -self._count
         self._ways.by_number[way.number] = way.peer.id
@@ -118,7 +120,7 @@ class WayConnections:
         """Close a connection, as the membership wants it; the way stays."""
         way = self._ways.to.get(self._ways.by_number.get(number, ""))
         if way is not None and way.number == number:
-            self._routing.send((number,), HungUp(way.seen))
+            self._routing.send((number,), HungUp(way.seen, self._count))
             way.number = 0
         self._ways.by_number.pop(number, None)
 
@@ -158,12 +160,16 @@ class WayConnections:
     def _deliver_from(self, way: Way, message: Message, age: float) -> None:
         match message:
             case Opened(number=number):
+                if number < way.seen:
+                    return  # over an older link, which has sent it again after a cut
                 way.seen = number
                 if way.chosen is not None:
                     self._open(way, self._status_of(way.peer.id), rerouted=way.number < 0)
-            case HungUp(seen=seen):
-                if seen < way.opened:
-                    return
+                elif way.number == 0:
+                    way.is_wanted = True
+            case HungUp(seen=seen, at=at):
+                if seen < way.opened or at < way.seen:
+                    return  # one of the two has opened the way since
                 number, way.number = way.number, 0
                 if self._ways.by_number.pop(number, None) is not None:
                     self._tell(ConnectionClosed(number, "it counts this process as gone", "lost"))
@@ -171,4 +177,4 @@ class WayConnections:
                 self._tell(MessageReceived(way.number, way.peer.id, way.peer.id, message, age))
             case _:
                 # It may not have heard: one of a pair that is cut off.
-                self._routing.tell(way.peer.id, HungUp(way.seen))
+                self._routing.tell(way.peer.id, HungUp(way.seen, self._count))

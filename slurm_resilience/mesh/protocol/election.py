@@ -5,6 +5,8 @@ The rules of the vote are in `ballot`, those of the members in `world_plan`.
 
 from __future__ import annotations
 
+from itertools import islice
+
 from slurm_resilience.mesh.events import Adopt, CutBlock, Dial, Send, StillWaiting
 from slurm_resilience.mesh.messages import (
     GenerationEnded,
@@ -201,22 +203,29 @@ class Election:
 
     def _leads(self) -> bool:
         """Return whether this process is the lead of all that are present. Asked at each news, so
-        it ends at the first that comes before."""
+        it ends at the first that comes before, or as soon as one of those must be a member."""
         side = self._side
-        if side.rules.sizes:
-            return self._lead_of(side.present()).peer.id == side.me.id
-        own = _lead_order(side.me, side.status)
-        return all(
-            own < _lead_order(contact.peer, contact.status)
-            for contact in side.contacts
-            if contact.peer.seat >= 0
-        )
+        if not side.rules.sizes:
+            own = _lead_order(side.me, side.status)
+            before = (
+                contact
+                for contact in side.contacts
+                if contact.peer.seat >= 0 and _lead_order(contact.peer, contact.status) < own
+            )
+            # Fewer than one replica has wait as standbys.
+            if next(islice(before, side.rules.replica_size - 1, None), None) is not None:
+                return False
+            if side.rules.replica_size == 1:
+                return True
+        return self._lead_of(side.present()).peer.id == side.me.id
 
     def _lead_of(self, present: list[Member]) -> Member:
         """Return the lowest seat; of those that have a state, if there are any: they know of the
-        worlds that worked, and a newcomer does not. A standby leads no world of the others."""
+        worlds that worked, and a newcomer does not. A standby leads no world of the others: it
+        asks for none that it is not in."""
         rules = self._side.rules
-        chosen = world_plan.choose(present, rules) if rules.sizes else ()
+        all_in = not rules.sizes and rules.replica_size == 1
+        chosen = () if all_in else world_plan.choose(present, rules)
         return min(chosen or present, key=lambda member: _lead_order(member.peer, member.status))
 
     # -- votes ------------------------------------------------------------------------------------

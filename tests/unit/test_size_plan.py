@@ -144,6 +144,25 @@ def test_a_node_that_dies_is_left_at_once() -> None:
     assert story.plan.lost.ids == {"2@g2"} and story.plan.slots == ()
 
 
+def test_no_size_is_given_up_that_was_never_reached() -> None:
+    """A log that tells of a smaller training, and never told of a larger one, is read in vain."""
+    story = Story(size(1))
+    for _ in range(2):  # as well after it was in
+        story.tick()
+        story.grant(0)
+        faulty = FaultyNode("g2", "no heartbeat", True)
+        told = [a for a in story.tell(NodesFaulty((faulty,))) if not isinstance(a, TellTraining)]
+        assert [type(a) for a in told] == [ev.GiveBack, ev.SayNotGrown]
+        assert told[1] == ev.SayNotGrown("g2: no heartbeat", 30.0)
+        story.tick(30.0)
+        story.grant(0)
+        story.step_in(0)
+        shrank = [a for a in story.tell(NodesFaulty((faulty,))) if isinstance(a, ev.SayShrank)]
+        assert [a.change.size for a in shrank] == [2]
+        story.training.pop(2, None)
+        story.now += 30.0
+
+
 def test_ranks_go_with_those_of_their_group_whose_srun_has_ended() -> None:
     story = grown(2)
     del story.training[2]

@@ -94,7 +94,7 @@ class NodeGroup:
     failures: int = 0
     """In a row."""
     proven_at: float = 0.0
-    """While it is in: its ranks have stepped for long by then."""
+    """Once it has been in: its ranks have stepped for long by then."""
     failed: str = ""
     """The reason, where its ranks died before; it goes for that."""
     reason: str = ""
@@ -334,9 +334,9 @@ class SizePlan:
             taken: the reason, where its nodes were taken before it was in.
         """
         settings = self._size.settings
-        was_in = group.state is _S.LEAVING
+        leaves, was_in = group.state is _S.LEAVING, group.proven_at > 0.0
         # No pause where Slurm has not taken the nodes back: a person may want them again soon.
-        for_a_person = was_in and math.isinf(group.deadline)
+        for_a_person = leaves and math.isinf(group.deadline)
         companion, nodes, steps = group.companion, group.nodes, group.steps
         failed, group.failed = failed or group.failed, ""
         group.failures = group.failures + 1 if failed else 0
@@ -346,10 +346,12 @@ class SizePlan:
             pause = min(longest, settings.backoff * 2.0 ** min(group.failures - 1, MOST_DOUBLINGS))
         group.enter(_S.VACANT)
         group.companion, group.nodes, group.steps = 0, (), ()
-        group.deadline, group.remind_at = 0.0, math.inf
+        group.deadline, group.remind_at, group.proven_at = 0.0, math.inf, 0.0
         group.again_at = now + pause
-        if was_in:
+        if leaves and was_in:
             yield ev.SayShrank(self._change(companion, nodes), group.reason)
+        elif leaves:
+            taken = taken or group.reason  # no growth was told that could be undone
         if companion:
             yield ev.GiveBack(group.number, companion, steps)
         if failed or taken:

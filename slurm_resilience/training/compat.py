@@ -178,6 +178,31 @@ def reduction_check(wrapper: nn.parallel.DistributedDataParallel) -> Callable[[]
     return check
 
 
+class _LateGradient:
+    """A hook that tells of a gradient; no hook of the program's."""
+
+    def __init__(self, came: Callable[[], None]) -> None:
+        self._came = came
+
+    def __call__(self, parameter: torch.Tensor) -> None:
+        self._came()
+
+
+@seen("2.13")
+def watch_frozen(parameter: torch.Tensor, came: Callable[[], None]) -> Callable[[], None]:
+    """Have a function called when a frozen parameter gets a gradient after all, because it was
+    unfrozen. Returns what ends this."""
+    # torch takes such a hook only while it could be of use.
+    parameter.requires_grad_(True)
+    try:
+        register: Any = parameter.register_post_accumulate_grad_hook
+        handle = register(_LateGradient(came))
+    finally:
+        parameter.requires_grad_(False)
+    remove: Callable[[], None] = handle.remove
+    return remove
+
+
 @seen("2.13")
 def noted_hooks(wrapper: nn.parallel.DistributedDataParallel) -> list[Any]:
     """Return the list in which a DDP wrapper notes its communication hooks. A hook that torch
@@ -324,14 +349,15 @@ def to_shards(part: Any) -> None:
 
 @seen("2.13")
 def hooks_on(module: nn.Module) -> int:
-    """Return how many hooks a module, its parts and their parameters have."""
+    """Return how many hooks of the program's a module, its parts and their parameters have."""
     parts = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
     tensors = ("_backward_hooks", "_post_accumulate_grad_hooks")
     return sum(
-        len(getattr(one, name) or ())
+        not isinstance(hook, _LateGradient)
         for things, names in ((module.modules(), parts), (module.parameters(), tensors))
         for one in things
         for name in names
+        for hook in (getattr(one, name) or {}).values()
     )
 
 

@@ -214,6 +214,13 @@ class Participant:
         Raises:
             UsageError: always.
         """
+        if late := sorted(self.group.wrappers.late):
+            more = f" and {len(late) - 3} more" if len(late) > 3 else ""
+            raise UsageError(
+                f"parameters were unfrozen after they were wrapped ({', '.join(late[:3])}{more}): "
+                "DDP exchanges the gradients of what trained then, and each rank would train these "
+                "by its own. Wrap anew where you unfreeze: net = s.ddp(model)"
+            )
         without = {n: p for n, p in wrapper.module.named_parameters() if p.grad is None}
         # What was frozen after it was wrapped is waited for, too.
         unused = [n for n, p in without.items() if p.requires_grad] or list(without) or ["some"]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import threading
+import weakref
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, TypeVar
 
@@ -44,6 +45,8 @@ class Session:
         self._thread = threading.get_ident()
         self._is_up = False
         """The launcher was told that this process is."""
+        self._microbatches: weakref.WeakSet[MicrobatchSteps] = weakref.WeakSet()
+        """Loops over microbatches that are under way."""
 
     # -- the world ----------------------------------------------------------------------------
 
@@ -204,6 +207,8 @@ class Session:
         wrapped = nn.parallel.DistributedDataParallel(module, **ddp_kwargs)
         participant.group.hold(wrapped)
         participant.weights.wrap(wrapped)
+        for steps in self._microbatches:
+            steps.wrap_anew(wrapped)
         if participant.watch is not None:
             participant.hooks.listen(participant.watch, wrapped)
         return wrapped
@@ -333,6 +338,7 @@ class Session:
             check=participant.check,
             asks=participant.updates.ask,
         )
+        self._microbatches.add(found)
         return self._steps(loader, found)
 
     def _same_shard(self, together: int) -> dist.ProcessGroup | None:

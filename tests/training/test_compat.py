@@ -185,6 +185,23 @@ def _() -> None:
         check()
 
 
+@tries("watch_frozen")
+def _() -> None:
+    module, came = linear().requires_grad_(False), list[int]()
+    unwatch = compat.watch_frozen(module.weight, lambda: came.append(1))
+    assert not module.weight.requires_grad
+    module.bias.requires_grad_(True)
+    module(torch.ones(1, 2)).sum().backward()
+    assert came == []
+    module.weight.requires_grad_(True)
+    module(torch.ones(1, 2)).sum().backward()
+    assert came == [1]
+    assert compat.hooks_on(module) == 0
+    unwatch()
+    module(torch.ones(1, 2)).sum().backward()
+    assert came == [1]
+
+
 @tries("noted_hooks")
 def _() -> None:
     wrapper = nn.parallel.DistributedDataParallel(linear())

@@ -21,13 +21,75 @@ from slurm_resilience.training import compat
 from slurm_resilience.training.elastic.plan import MicrobatchShare, StepSpan, plan
 from slurm_resilience.training.elastic.reduction_tree import TreeNode, TreeSum
 from slurm_resilience.training.elastic.tree_exchange import sum_over_ranks
+from slurm_resilience.training.state import adapters
+
+
+class TrainedNets:
+    """The nets that are trained together, and which of their parameters train in a step.
+
+    Args:
+        nets: wrapped for this world, or whole.
+    """
+
+    def __init__(self, nets: Sequence[nn.Module]) -> None:
+        self.wrapped = list(nets)
+        self.parameters: list[nn.Parameter] = []
+        """Those that train in this step."""
+        self._others: list[tuple[str, nn.Parameter]] = []
+
+    def wrap_anew(self, wrapper: DistributedDataParallel) -> None:
+        """Take a new wrapper in the place of the one that holds the same net; no other is there."""
+        for number, net in enumerate(self.wrapped):
+            inside = compat.uncompiled(net)
+            if isinstance(inside, DistributedDataParallel) and inside.module is wrapper.module:
+                self.wrapped[number] = wrapper
+
+    def clear(self) -> None:
+        """Drop all gradients, those of parameters that were frozen meanwhile as well: an optimizer
+        would apply the last one in each further step."""
+        for _, parameter in _named(self.wrapped):
+            parameter.grad = None
+
+    def begin(self) -> None:
+        """Note what trains, when the first microbatch of a step is about to be computed.
+
+        Raises:
+            UsageError: a gradient is there already.
+        """
+        self.parameters, self._others = [], []
+        for name, parameter in _named(self.wrapped):
+            if parameter.grad is not None:
+                raise UsageError(
+                    f"{name} has a gradient before the first microbatch of a step: it would count "
+                    "once for each rank. Add its loss to that of each microbatch, and give the sum "
+                    "to step.backward"
+                )
+            if parameter.requires_grad:
+                self.parameters.append(parameter)
+            else:
+                self._others.append((name, parameter))
+
+    def refuse_late(self) -> None:
+        """Refuse gradients of parameters that did not train when the step began.
+
+        Raises:
+            UsageError: there are some.
+        """
+        late = [name for name, parameter in self._others if parameter.grad is not None]
+        if late:
+            more = f" and {len(late) - 3} more" if len(late) > 3 else ""
+            raise UsageError(
+                f"parameters were unfrozen within the loop over the microbatches of a step "
+                f"({', '.join(late[:3])}{more}): their gradients are not those of the whole step. "
+                "Unfreeze before that loop: right after `for step in s.microbatches(…):`"
+            )
 
 
 class GradientSums(Protocol):
     """One step's gradients, for all the nets that are trained together."""
 
     def begin(self, step: StepSpan) -> None:
-        """Begin a step: there are no gradients."""
+        """Begin a step: there are no gradients, and it is noted what trains."""
 
     def before(self, *, last: bool) -> None:
         """Prepare for the forward of a microbatch; ``last``: this rank makes no other."""
@@ -70,21 +132,18 @@ class AveragedSums:
     DDP exchanges with the last microbatch of a step alone, FSDP with each.
     """
 
-    def __init__(self, nets: Sequence[nn.Module], world: int) -> None:
+    def __init__(self, nets: TrainedNets, world: int) -> None:
         self._nets = nets
-        self._parameters: list[nn.Parameter] = []
         self._touch = _Touch(())
         self._world = world
 
     def begin(self, step: StepSpan) -> None:
         # In each step anew: a program may unfreeze some in the middle.
-        self._parameters = list(_trained(self._nets))
-        for parameter in self._parameters:
-            parameter.grad = None
-        self._touch = _Touch(self._parameters)
+        self._nets.begin()
+        self._touch = _Touch(self._nets.parameters)
 
     def before(self, *, last: bool) -> None:
-        _let_synchronize(self._nets, last)
+        _let_synchronize(self._nets.wrapped, last)
 
     def after(self, call: int) -> None:
         """Autograd has added the gradient, with weight 0 where it only padded."""
@@ -94,7 +153,8 @@ class AveragedSums:
         return self._touch.is_seen()
 
     def finish(self, divisor: float) -> None:
-        for parameter in self._parameters:
+        self._nets.refuse_late()
+        for parameter in self._nets.parameters:
             if parameter.grad is not None:
                 parameter.grad.mul_(self._world / divisor)
 
@@ -102,16 +162,16 @@ class AveragedSums:
 class PlainSums:
     """Gradients of nets that each rank holds whole, in the order that is fastest."""
 
-    def __init__(self, nets: Sequence[nn.Module], world: int) -> None:
+    def __init__(self, nets: TrainedNets, world: int) -> None:
         self._nets = nets
-        self._layout = GradientLayout(nets)
+        self._layout = GradientLayout(())
         self._touch = _Touch(())
         self._world = world
 
     def begin(self, step: StepSpan) -> None:
-        self._layout = GradientLayout(self._nets)
-        self._layout.clear()
-        self._touch = _Touch(self._layout.parameters)
+        self._nets.begin()
+        self._layout = GradientLayout(self._nets.parameters)
+        self._touch = _Touch(self._nets.parameters)
 
     def before(self, *, last: bool) -> None:
         """Do nothing: no wrapper communicates."""
@@ -124,6 +184,7 @@ class PlainSums:
         return self._touch.is_seen()
 
     def finish(self, divisor: float) -> None:
+        self._nets.refuse_late()
         present = self._layout.present()
         flats = self._layout.take()
         if self._world > 1:
@@ -148,14 +209,14 @@ class TreeSums:
 
     def __init__(
         self,
-        nets: Sequence[nn.Module],
+        nets: TrainedNets,
         rank: int,
         world: int,
         together: int = 1,
         group: dist.ProcessGroup | None = None,
     ) -> None:
         self._nets = nets
-        self._layout = GradientLayout(nets)
+        self._layout = GradientLayout(())
         self._rank = rank
         self._world = world
         self._together = together
@@ -169,12 +230,12 @@ class TreeSums:
         self._shares = plan(StepSpan(0, step.count), self._world, self._together)
         self._rounds = -(-step.count // self._together)
         self._sum = TreeSum(self._rounds, _add)
-        self._layout = GradientLayout(self._nets)
-        self._layout.clear()
+        self._nets.begin()
+        self._layout = GradientLayout(self._nets.parameters)
         self._present = self._layout.present()
 
     def before(self, *, last: bool) -> None:
-        _let_synchronize(self._nets, False)
+        _let_synchronize(self._nets.wrapped, False)
 
     def after(self, call: int) -> None:
         leaves = self._shares[self._rank].leaves
@@ -189,6 +250,7 @@ class TreeSums:
         return False
 
     def finish(self, divisor: float) -> None:
+        self._nets.refuse_late()
         peers = self._shares[self._rank % self._together :: self._together]
         leaves = [share.leaves for share in peers]
         present = agreed(self._present) if self._world > 1 else self._present
@@ -201,13 +263,13 @@ class TreeSums:
             sum_over_ranks(own, leaves, self._rounds, out, self._group)
             totals.append(out)
         # What a wrapper is used for besides goes on as usual.
-        _let_synchronize(self._nets, True)
+        _let_synchronize(self._nets.wrapped, True)
         # FSDP has averaged over the ranks of a copy.
         self._layout.put(totals, divisor / self._together, present)
 
 
 def sums_of(
-    nets: Sequence[nn.Module],
+    trained: TrainedNets,
     *,
     rank: int,
     world: int,
@@ -218,27 +280,31 @@ def sums_of(
     """Return what adds up the gradients of these nets.
 
     Args:
-        together: ranks that hold a copy of the nets together, if ``same_bits``.
+        trained: the nets.
+        together: ranks that hold a copy of them together, if ``same_bits``.
         group: the ranks that hold the same shard; None: all ranks.
 
     Raises:
         UsageError: they cannot be added up in this way.
     """
+    nets = trained.wrapped
     sharded, wrapped = is_sharded(nets), [_is_ddp(net) for net in nets]
     if any(wrapped) != all(wrapped) and not sharded:
         raise UsageError("of the nets of s.microbatches, wrap all with s.ddp, or none")
     if sharded:
         _refuse_layout(nets, together if same_bits else world, same_bits=same_bits)
     if same_bits:
-        return TreeSums(nets, rank, world, together, group)
+        return TreeSums(trained, rank, world, together, group)
     if sharded or all(wrapped):
-        return AveragedSums(nets, world)
-    return PlainSums(nets, world)
+        return AveragedSums(trained, world)
+    return PlainSums(trained, world)
 
 
 def _refuse_layout(nets: Sequence[nn.Module], ranks: int, *, same_bits: bool) -> None:
     """Refuse nets that are not sharded, and averaged, over so many ranks by FSDP itself."""
-    for parameter in _trained(nets):
+    for _, parameter in _named(nets):
+        if not parameter.requires_grad:
+            continue
         if not isinstance(parameter, DTensor):
             if same_bits:
                 raise UsageError(
@@ -265,23 +331,21 @@ def agreed(values: list[int]) -> list[int]:
 
 
 class GradientLayout:
-    """The gradients of whole nets as flat tensors, one for each device and type, and back.
+    """The gradients of parameters as flat tensors, one for each device and type, and back.
 
     Sums are kept in float32 at least, whatever the parameters' type is.
+
+    Args:
+        parameters: those that train.
     """
 
-    def __init__(self, nets: Sequence[nn.Module]) -> None:
-        self._parameters = list(_trained(nets))
+    def __init__(self, parameters: Sequence[nn.Parameter]) -> None:
+        self._parameters = parameters
         groups: dict[tuple[torch.dtype, torch.device], list[nn.Parameter]] = {}
         for parameter in self._parameters:
             wide = torch.promote_types(parameter.dtype, torch.float32)
             groups.setdefault((wide, parameter.device), []).append(parameter)
         self._groups = groups
-
-    @property
-    def parameters(self) -> Sequence[nn.Parameter]:
-        """Those that train."""
-        return self._parameters
 
     @property
     def flats(self) -> list[tuple[int, torch.dtype, torch.device]]:
@@ -351,13 +415,14 @@ def _add(left: list[torch.Tensor], right: list[torch.Tensor]) -> list[torch.Tens
     return left
 
 
-def _trained(nets: Sequence[nn.Module]) -> Iterator[nn.Parameter]:
+def _named(nets: Sequence[nn.Module]) -> Iterator[tuple[str, nn.Parameter]]:
+    """Yield each parameter of some nets once, with its name in its net."""
     known: set[int] = set()
     for net in nets:
-        for parameter in net.parameters():
-            if parameter.requires_grad and id(parameter) not in known:
+        for name, parameter in adapters.unwrap(net).named_parameters():
+            if id(parameter) not in known:
                 known.add(id(parameter))
-                yield parameter
+                yield name, parameter
 
 
 def _is_ddp(net: nn.Module) -> bool:

@@ -72,7 +72,6 @@ class MicrobatchStep:
         self._turn = Turn.WAITING
         self._at = -1
         self._tokens: int | None = None
-        sums.begin(span)
 
     @property
     def span(self) -> StepSpan:
@@ -94,11 +93,14 @@ class MicrobatchStep:
         """Give this rank's microbatches, each with the random state that is its own.
 
         Raises:
-            UsageError: one was not followed by `backward`, or the step is over.
+            UsageError: one was not followed by `backward`, or the step is over, or there is a
+                gradient before its first.
             Interrupted: the world is over, and the step is done again in the next one.
         """
         if self._turn is not Turn.WAITING or self._at >= 0:
             raise UsageError("the microbatches of a step come once: loop over them once")
+        # Not before: the program may freeze and unfreeze when it has the step.
+        self._sums.begin(self._span)
         for at, (number, _) in enumerate(self._calls):
             self._setting.check()
             self._at, self._turn = at, Turn.GIVEN

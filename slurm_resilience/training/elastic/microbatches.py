@@ -11,7 +11,7 @@ from torch import nn
 
 from slurm_resilience.errors import UsageError
 from slurm_resilience.training.data.loader import ReplayLoader
-from slurm_resilience.training.elastic.gradient_sums import sums_of
+from slurm_resilience.training.elastic.gradient_sums import TrainedNets, sums_of
 from slurm_resilience.training.elastic.microbatch_step import MicrobatchStep, StepSetting
 from slurm_resilience.training.elastic.plan import StepSpan
 from slurm_resilience.training.elastic.rates import RatePolicy, check_policy, rate_factor
@@ -84,8 +84,9 @@ class MicrobatchSteps:
     ) -> None:
         rank, world = loader.rank, loader.world
         self._loader = loader
+        self._nets = TrainedNets(nets)
         self._sums = sums_of(
-            nets, rank=rank, world=world, same_bits=same_bits, together=together, group=group
+            self._nets, rank=rank, world=world, same_bits=same_bits, together=together, group=group
         )
         self._buffers: BufferWatch | None = None
         if same_bits:
@@ -98,6 +99,10 @@ class MicrobatchSteps:
             size, seed, rank, world, together, factor, self._before_exchange, check, asks
         )
 
+    def wrap_anew(self, wrapper: nn.parallel.DistributedDataParallel) -> None:
+        """Go on with a new wrapper, if it holds one of these nets."""
+        self._nets.wrap_anew(wrapper)
+
     def step(self, first: int, batches: list[Any]) -> MicrobatchStep:
         """Make the step that begins at a microbatch.
 
@@ -106,6 +111,7 @@ class MicrobatchSteps:
             batches: those of this rank.
         """
         sizes = self._loader.sizes
+        self._nets.clear()
         return MicrobatchStep(
             StepSpan(first, len(sizes)),
             batches,

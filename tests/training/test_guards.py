@@ -24,6 +24,7 @@ from slurm_resilience.training.guards.replica_check import (
     RankWords,
     ReplicaCheck,
     differences,
+    drew_apart,
     same_random_numbers,
     steps_between,
 )
@@ -81,6 +82,17 @@ def test_ranks_that_draw_the_same_random_numbers() -> None:
     assert same_random_numbers(rows, 2) == (0, 2)
     assert same_random_numbers([rows[1], rows[1], rows[0], rows[3]], 2) == ()
     assert same_random_numbers(rows[:2], 1) == ()
+
+
+def test_one_replica_alone_does_not_say_that_ranks_draw_numbers_of_their_own() -> None:
+    """HSDP went on with one replica, and ranks that had always drawn the same were accused."""
+    rows = [RankWords(random=n) for n in (1, 1, 2, 3)]
+    assert not drew_apart(rows[:2], 2)
+    assert not drew_apart(rows[1:3], 2)
+    assert not drew_apart(rows[:1], 1)
+    assert not drew_apart(rows, 1)
+    assert drew_apart(rows, 2)
+    assert drew_apart(rows[1:], 1)
 
 
 def test_ranks_are_compared_at_the_first_two_updates_and_then_now_and_then() -> None:

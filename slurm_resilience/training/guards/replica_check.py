@@ -118,6 +118,17 @@ def same_random_numbers(rows: Sequence[RankWords], replica_size: int) -> tuple[i
     return ()
 
 
+def drew_apart(rows: Sequence[RankWords], replica_size: int) -> bool:
+    """Tell whether ranks with the same part each draw random numbers of their own. One replica
+    alone does not say. Pure.
+
+    Args:
+        rows: of each rank.
+        replica_size: ranks that hold one copy of the model together.
+    """
+    return len(rows) > replica_size and not same_random_numbers(rows, replica_size)
+
+
 def _odd(rows: Sequence[RankWords], ranks: Iterable[int], field: str) -> list[int]:
     """Return the ranks that differ from most; of equally many, the lowest rank is right."""
     words = {rank: getattr(rows[rank], field) for rank in ranks}
@@ -281,7 +292,7 @@ class ReplicaCheck:
         knows = next((rank for rank, row in enumerate(rows) if row.were_apart), -1)
         if same and knows >= 0:
             self._tell(group, SAME_NUMBERS.format(ranks=_ranks(same)), by=knows)
-        self._were_apart |= not same
+        self._were_apart |= drew_apart(rows, group.view.replica_size)
 
     def _tell(self, group: ProcessGroups, line: str, by: int = 0) -> None:
         key = line.partition(":")[2]

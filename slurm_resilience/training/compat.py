@@ -178,16 +178,6 @@ def reduction_check(wrapper: nn.parallel.DistributedDataParallel) -> Callable[[]
     return check
 
 
-class _LateGradient:
-    """A hook that tells of a gradient; no hook of the program's."""
-
-    def __init__(self, came: Callable[[], None]) -> None:
-        self._came = came
-
-    def __call__(self, parameter: torch.Tensor) -> None:
-        self._came()
-
-
 @seen("2.13")
 def watch_frozen(parameter: torch.Tensor, came: Callable[[], None]) -> Callable[[], None]:
     """Have a function called when a frozen parameter gets a gradient after all, because it was
@@ -196,7 +186,7 @@ def watch_frozen(parameter: torch.Tensor, came: Callable[[], None]) -> Callable[
     parameter.requires_grad_(True)
     try:
         register: Any = parameter.register_post_accumulate_grad_hook
-        handle = register(_LateGradient(came))
+        handle = register(lambda _: came())
     finally:
         parameter.requires_grad_(False)
     remove: Callable[[], None] = handle.remove
@@ -353,7 +343,7 @@ def hooks_on(module: nn.Module) -> int:
     parts = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
     tensors = ("_backward_hooks", "_post_accumulate_grad_hooks")
     return sum(
-        not isinstance(hook, _LateGradient)
+        not str(getattr(hook, "__module__", "")).startswith(f"{__package__}.")
         for things, names in ((module.modules(), parts), (module.parameters(), tensors))
         for one in things
         for name in names

@@ -224,6 +224,37 @@ def watch_device_meshes(made: Callable[[Any], None]) -> None:
     meshes.__init__ = make_and_tell
 
 
+@seen("2.13")
+def watch_training_parts(made: Callable[[Any], None]) -> None:
+    """Have a function called with each optimizer, schedule, gradient scaler and averaged model that
+    this process makes from now on; with some of them more than once."""
+    schedules = torch.optim.lr_scheduler
+    kinds: list[Any] = [torch.optim.Optimizer, schedules.LRScheduler, torch.amp.GradScaler]
+    kinds += [torch.optim.swa_utils.AveragedModel]
+    # They leave out the __init__ of their base.
+    kinds += [schedules.SequentialLR, schedules.ChainedScheduler, schedules.ReduceLROnPlateau]
+    for kind in kinds:
+        _tell_of_made(kind, made)
+
+
+def _tell_of_made(kind: Any, made: Callable[[Any], None]) -> None:
+    make = kind.__init__
+
+    @functools.wraps(make)
+    def make_and_tell(thing: Any, *args: Any, **kwargs: Any) -> None:
+        make(thing, *args, **kwargs)
+        made(thing)
+
+    kind.__init__ = make_and_tell
+
+
+@seen("2.13")
+def tells_of_steps(optimizer: Any) -> bool:
+    """Tell whether torch tells of an optimizer's steps: not of one that leaves out torch's own
+    `__init__`."""
+    return hasattr(optimizer, "_optimizer_step_post_hooks")
+
+
 class MeshPlace(NamedTuple):
     """A device mesh, and this process in it."""
 

@@ -229,6 +229,44 @@ def _() -> None:
         compat.forget_layouts()
 
 
+@tries("watch_training_parts")
+def _() -> None:
+    from torch.optim import lr_scheduler as schedules
+
+    kinds = (torch.optim.Optimizer, schedules.LRScheduler, torch.amp.GradScaler)
+    kinds += (torch.optim.swa_utils.AveragedModel, schedules.SequentialLR)
+    kinds += (schedules.ChainedScheduler, schedules.ReduceLROnPlateau)
+    before, seen = [kind.__init__ for kind in kinds], list[Any]()
+    try:
+        compat.watch_training_parts(seen.append)
+        opt = torch.optim.SGD(linear().parameters(), 0.1)
+        steps = schedules.StepLR(opt, 2)
+        made = [
+            opt,
+            steps,
+            schedules.SequentialLR(opt, [steps, schedules.ConstantLR(opt)], [1]),
+            schedules.ChainedScheduler([steps]),
+            schedules.ReduceLROnPlateau(opt),
+            torch.amp.GradScaler("cpu"),
+            torch.optim.swa_utils.AveragedModel(linear()),
+        ]
+        assert {id(one) for one in made} <= {id(one) for one in seen}
+    finally:
+        for kind, make in zip(kinds, before, strict=True):
+            kind.__init__ = make
+
+
+@tries("tells_of_steps")
+def _() -> None:
+    class Wrapper(torch.optim.Optimizer):
+        def __init__(self, inside: Any) -> None:
+            self.inside = inside
+
+    opt = torch.optim.SGD(linear().parameters(), 0.1)
+    assert compat.tells_of_steps(opt)
+    assert not compat.tells_of_steps(Wrapper(opt))
+
+
 @tries("watch_device_meshes")
 def _() -> None:
     from torch.distributed.device_mesh import DeviceMesh, init_device_mesh

@@ -10,6 +10,8 @@ import torch
 from torch import nn
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
+from slurm_resilience.training.compat import tells_of_steps
+from slurm_resilience.training.guards.late_optimizers import are_one, parameters_of
 from slurm_resilience.training.guards.rate_watch import RateWatch
 from slurm_resilience.training.guards.untracked_parts import UntrackedParts
 from slurm_resilience.training.state.describe import local_shard
@@ -95,16 +97,23 @@ class OptimizerWatch:
         return any(parameter.grad is gradient for parameter, gradient in left)
 
     def untracked(self) -> tuple[str, ...]:
-        """Return the kinds of those that stepped, have parameters of what is tracked, and share
-        none with an optimizer that is tracked: one may be wrapped in another."""
-        trained = self._trained()
-        known = {id(p) for one in self._optimizers.values() for p in _parameters(one)}
+        """Return the kinds of those that stepped, have parameters of what is tracked, and are no
+        part of an optimizer that is tracked: one may be wrapped in another."""
+        trained, tracked = self._trained(), list(self._optimizers.values())
         kinds = [
             type(one).__name__
             for one in self._stepped
-            if (mine := {id(p) for p in _parameters(one)}) & trained and not mine & known
+            if parameters_of(one) & trained and not any(self._covers(t, one) for t in tracked)
         ]
         return tuple(dict.fromkeys(kinds))
+
+    def _covers(self, tracked: torch.optim.Optimizer, other: torch.optim.Optimizer) -> bool:
+        """Tell whether a tracked optimizer trains what another one does: it stepped as well, or one
+        is a part of the other, or torch does not tell of its steps."""
+        if not parameters_of(tracked) & parameters_of(other):
+            return False
+        stepped = any(one is tracked for one in self._stepped)
+        return stepped or not tells_of_steps(tracked) or are_one(tracked, other)
 
     def _trained(self) -> set[int]:
         return {id(one) for module in self._modules for one in module.parameters()}

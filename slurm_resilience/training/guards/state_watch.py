@@ -252,8 +252,9 @@ class StateWatch:
         if used := self._optimizing.parts.used():
             self._warn(
                 f"{_some(used)} belongs to the training and is not tracked: a replaced rank begins "
-                "with a new one, and goes on with other learning rates, scales or averages. "
-                "s.track(model=…, opt=…, schedule=…)"
+                "with a new one, with other learning rates, scales or averages, and so does one "
+                "that the function makes, after each fault. Make it where the model is "
+                "built, even if it is used later: s.track(model=…, opt=…, schedule=…)"
             )
         if copied := self._optimizing.parts.copies.written():
             self._warn(

@@ -1,12 +1,13 @@
 """See a schedule, a gradient scaler or averaged weights that belong to what is tracked, and are not
-tracked themselves.
+tracked themselves; and an optimizer that is made in the middle of a training.
 
 torch has no hook for their use, and an optimizer does not know its schedules. So all objects of the
-process are looked through, once.
+process are looked through, once. Those that are made later tell of it.
 """
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
@@ -15,7 +16,12 @@ from torch import nn
 from torch.optim.lr_scheduler import LRScheduler
 from torch.optim.swa_utils import AveragedModel
 
-from slurm_resilience.training.compat import is_gradient_scaler, is_scaler_used, versions
+from slurm_resilience.training.compat import (
+    is_gradient_scaler,
+    is_scaler_used,
+    versions,
+    watch_training_parts,
+)
 from slurm_resilience.training.garbage import (
     all_objects,
     let_go_of_older_objects,
@@ -24,6 +30,7 @@ from slurm_resilience.training.garbage import (
 from slurm_resilience.training.guards.code.local_counts import LocalCounts
 from slurm_resilience.training.guards.kept_copies import KeptCopies
 from slurm_resilience.training.guards.kept_generators import KeptGenerators
+from slurm_resilience.training.guards.late_optimizers import LateOptimizer, parameters_of
 from slurm_resilience.training.guards.plain_attributes import PlainAttributes, UntrackedBuffers
 
 MOST_OBJECTS = 3_000_000
@@ -42,11 +49,16 @@ LOOKS_FOR_COPIES = 2
 
 
 class UntrackedParts:
-    """Those of this process that were in use when it was looked."""
+    """Those of this process that were in use when it was looked, or were made later."""
 
     def __init__(self) -> None:
         self.is_over = False
-        """No part is left that a later look in this world could tell of."""
+        """No part is left that a look in this world could tell of, unless one is made yet."""
+        self._tracked: list[Any] | None = None
+        """Objects that are tracked in this world; None: they are not known yet."""
+        self._made: list[Any] = []
+        """Made since it was looked, and not judged yet."""
+        self._late: list[LateOptimizer] = []
         self._looks_for_copies = LOOKS_FOR_COPIES
         self.copies = KeptCopies()
         self.attributes = PlainAttributes()
@@ -66,6 +78,10 @@ class UntrackedParts:
             is_trained: the weights have been trained.
         """
         self.is_over = False
+        self._tracked = None
+        for one in self._late:
+            one.stop()
+        self._late = []
         # What was there before the training is older than the weights that were found now.
         self.copies.begin(() if is_trained else newer_objects(), modules)
 
@@ -79,22 +95,24 @@ class UntrackedParts:
         return self.copies.made(everything, modules) if len(everything) <= MOST_OBJECTS else ()
 
     def look(self, tracked: Iterable[Any], modules: Iterable[nn.Module]) -> None:
-        """Find them, the first time that this is called.
+        """Find them, the first time that this is called; from then on, see those that are made.
 
         Args:
-            tracked: the objects that are.
+            tracked: the objects that are, in this world.
             modules: those of them that are modules.
         """
+        tracked = self._tracked = list(tracked)
         if self._found is not None:
             return
         self._found = []
+        noted = weakref.WeakMethod(self._note)
+        watch_training_parts(lambda thing: (note := noted()) and note(thing))
         everything = all_objects()
         let_go_of_older_objects()
         if len(everything) > MOST_OBJECTS:
             return
         # By type: a lazy object may do anything when it is asked for its class.
         alive = [one for one in everything if issubclass(type(one), _KINDS)]
-        tracked = list(tracked)
         self._found = [_Part(one, _before(one)) for one in untracked(alive, tracked)]
         self.has_schedule = any(isinstance(part.thing, LRScheduler) for part in self._found)
         self.generators.look(everything, tracked)
@@ -112,15 +130,56 @@ class UntrackedParts:
         """
         parts = (self.copies, self.generators, self.attributes, self.buffers)
         is_over = all(one.is_over for one in parts) and (but_locals or self.locals.is_over)
-        self.is_over = is_over and not self._found and (but_locals or self._found is not None)
+        waits = self._found or self._made or self._late
+        self.is_over = is_over and not waits and (but_locals or self._found is not None)
 
     def used(self) -> tuple[str, ...]:
         """Return the kinds of those that were used since they were found; each is told once."""
+        if self._made or self._late:
+            return self._used_late()
         if not self._found:
             return ()
-        used = [part for part in self._found if _uses(part.thing) != part.uses]
-        self._found = [part for part in self._found if part not in used]
+        return self._used_found()
+
+    def _used_found(self) -> tuple[str, ...]:
+        found = self._found or []
+        used = [part for part in found if _uses(part.thing) != part.uses]
+        self._found = [part for part in found if part not in used]
         return tuple(dict.fromkeys(type(part.thing).__name__ for part in used))
+
+    def _note(self, thing: Any) -> None:
+        self.is_over = False
+        if not any(one is thing for one in self._made):
+            self._made.append(thing)
+
+    def _used_late(self) -> tuple[str, ...]:
+        """Judge what was made since the last look, and return what of all was used."""
+        judged = [one for one in self._late if one.is_judged]
+        for one in judged:
+            one.stop()
+        self._late = [one for one in self._late if not one.is_judged]
+        for one in self._late:
+            one.wait_on()
+        kinds = [one.kind for one in judged if one.trains_alone]
+        if self._made and self._tracked is not None:
+            made, self._made = self._made, []
+            more = [_Part(one, _before(one)) for one in self._belonging(made)]
+            self._found = [*(self._found or ()), *more]
+        return tuple(dict.fromkeys((*kinds, *self._used_found())))
+
+    def _belonging(self, made: Sequence[Any]) -> list[Any]:
+        """Begin to listen to the optimizers of what was made; return the other parts that belong to
+        the training."""
+        tracked = self._tracked or []
+        optimizers = [one for one in made if isinstance(one, torch.optim.Optimizer)]
+        known = [one for one in tracked if isinstance(one, torch.optim.Optimizer)]
+        trained = {id(p) for one in tracked if isinstance(one, nn.Module) for p in one.parameters()}
+        self._late += [
+            LateOptimizer(one, known)
+            for one in optimizers
+            if parameters_of(one) & trained and not any(one is other for other in known)
+        ]
+        return untracked([one for one in made if isinstance(one, _KINDS)], tracked)
 
 
 def untracked(alive: Sequence[Any], tracked: Sequence[Any]) -> list[Any]:

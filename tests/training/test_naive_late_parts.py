@@ -1,0 +1,124 @@
+"""Programs that make an optimizer, a schedule or averages in the middle of the training, as a user
+would write them: they are told of it at the second update with it."""
+
+from __future__ import annotations
+
+from textwrap import dedent
+
+import pytest
+from naive import USUAL, Program, told_nothing, warned
+
+pytestmark = pytest.mark.training
+pytest.importorskip("torch", reason="torch is not installed")
+
+LATER = """
+model, opt = s.once(build)
+s.track(model=model, opt=opt)
+net, part = s.ddp(model), None
+for x, y in s.loader(DATA, global_batch=8, steps=12, epochs=None):
+    nn.functional.mse_loss(net(x), y).backward()
+    with s.update():
+        if s.step < 6 or not {swaps}:
+            opt.step()
+        if s.step >= 6:
+            part = part or {made}
+            {use}
+        model.zero_grad()
+"""
+STEP = "part.step()"
+PARTS = {
+    "schedule": ("torch.optim.lr_scheduler.StepLR(opt, 2)", STEP, False, "StepLR"),
+    "plateau": (
+        "torch.optim.lr_scheduler.ReduceLROnPlateau(opt)",
+        "part.step(1.0)",
+        False,
+        "ReduceLROnPlateau",
+    ),
+    "average": (
+        "torch.optim.swa_utils.AveragedModel(model)",
+        "part.update_parameters(model)",
+        False,
+        "AveragedModel",
+    ),
+    "another optimizer": (
+        "torch.optim.Adam(model.parameters(), 1e-3)",
+        STEP,
+        True,
+        "Adam",
+    ),
+}
+
+
+@pytest.mark.parametrize("kind", PARTS)
+def test_what_is_made_in_the_middle_is_told(run: Program, kind: str) -> None:
+    """It began anew after a fault, on all ranks alike, without a word: with no momentum, with the
+    first learning rate, with averages of the weights as they were then."""
+    made, use, swaps, words = PARTS[kind]
+    done = run(LATER.format(made=made, use=use, swaps=swaps))
+    warned(done, f"{words} belongs to the training and is not tracked")
+
+
+def test_an_optimizer_in_the_place_of_the_tracked_one_is_told(run: Program) -> None:
+    """Made anew right after s.track: the tracked one never steps."""
+    body = USUAL.replace("net = ", "opt = torch.optim.Adam(model.parameters())\nnet = ")
+    warned(run(body), "trained by an optimizer that is not tracked (Adam)")
+
+
+WRAPPER = """
+class Lookahead(torch.optim.Optimizer):
+    def __init__(self, inside):
+        {init}
+        self.inside = inside
+        self.param_groups = inside.param_groups
+        self.state = inside.state
+
+    def step(self):
+        self.inside.step()
+
+    def zero_grad(self):
+        self.inside.zero_grad()
+"""
+
+
+@pytest.mark.parametrize("init", ["pass", "super().__init__(inside.param_groups, {})"])
+@pytest.mark.parametrize("tracked", ["opt", "part"])
+@pytest.mark.parametrize("late", [False, True])
+def test_an_optimizer_in_another_is_told_nothing(
+    run: Program, init: str, tracked: str, late: bool
+) -> None:
+    """The one or the other is tracked; the wrapper is made where the model is, or later."""
+    body = USUAL.replace("s.track(", "part = s.once(Lookahead, opt)\ns.track(")
+    body = body.replace("opt=opt)", f"opt={tracked})").replace("opt.step()", "part.step()")
+    if late and tracked == "opt":
+        body = USUAL.replace(
+            "        opt.step()", "        (Lookahead(opt) if s.step > 1 else opt).step()"
+        )
+        body = body.replace("steps=4", "steps=8")
+    told_nothing(run(body, dedent(WRAPPER).format(init=init)))
+
+
+def test_what_is_made_late_and_trains_something_else_is_told_nothing(run: Program) -> None:
+    """A probe that is fitted to the model's outputs now and then; a schedule of its own."""
+    body = USUAL.replace("steps=4", "steps=8")
+    body += """
+    if s.step >= 4:
+        probe = nn.Linear(1, 1)
+        inner = torch.optim.SGD(probe.parameters(), 0.1)
+        schedule = torch.optim.lr_scheduler.StepLR(inner, 1)
+        probe(y).square().mean().backward()
+        inner.step()
+        schedule.step()
+"""
+    told_nothing(run(body))
+
+
+def test_what_the_function_makes_anew_and_tracks_is_told_nothing(run: Program) -> None:
+    """A schedule that is made whenever the function is called, before s.track."""
+    body = USUAL.replace("steps=4", "steps=10").replace(
+        "s.track(model=model, opt=opt)",
+        "part = torch.optim.lr_scheduler.StepLR(opt, 4)\ns.track(model=model, opt=opt, part=part)",
+    )
+    done = run(body + "        part.step()\n", inject="exception:rank=1,step=5")
+    assert done.returncode == 0, done.stderr[-4000:]
+    assert "generation 2" in done.stderr
+    assert "not tracked" not in done.stderr, done.stderr[-4000:]

@@ -28,6 +28,10 @@ from torch.distributed.tensor import DTensor  # noqa: E402
 
 from slurm_resilience.errors import CheckpointError  # noqa: E402
 from slurm_resilience.training.checkpoint import Checkpointer, writing  # noqa: E402
+from slurm_resilience.training.checkpoint.agreement import (  # noqa: E402
+    SaveAgreement,
+    one_line,
+)
 
 pytestmark = [
     pytest.mark.training,
@@ -352,3 +356,28 @@ def test_a_checkpoint_that_a_fault_broke_off_is_made_in_the_next_world(tmp_path:
     """The last one of a training was missing."""
     with ranks(tmp_path, 2, fails_once, str(tmp_path / "checkpoints")) as run:
         assert run.results() == [2, 2]
+
+
+def saves_into_a_group_that_is_gone(_: int, __: int, group: Any) -> list[str]:
+    asks: list[Callable[[], Any]] = [
+        lambda: dist.get_group_rank(group, 0),
+        lambda: dist.get_backend(group),
+        lambda: SaveAgreement(group),
+    ]
+    said = []
+    for gone in (group, None):
+        dist.destroy_process_group(gone)
+        for ask in asks:
+            try:
+                ask()
+            except Exception as error:
+                said.append(one_line(error))
+    return said
+
+
+def test_a_world_that_ended_before_a_checkpoint_was_written_is_named(tmp_path: Path) -> None:
+    """The line had torch's words: a group at some address is not registered, please create it."""
+    with ranks(tmp_path, 1, saves_into_a_group_that_is_gone) as run:
+        said = run.result(0)
+    assert len(said) >= 4
+    assert set(said) == {"its world ended before it was written whole"}

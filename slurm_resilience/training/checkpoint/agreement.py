@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import warnings
 from collections.abc import Callable
 from typing import Any, TypeVar
@@ -16,6 +17,12 @@ T = TypeVar("T")
 _HALF_WRITTEN = "inline_container.cc"
 """torch's writer of files, which counts its bytes when it closes one. What the disk said is lost
 then ("unexpected pos 704 vs 598")."""
+
+_GROUP_IS_GONE = re.compile(
+    r"is not registered, please create group|in the world group map|Invalid process group"
+    r"|Default process group has not been initialized"
+)
+"""Words of torch about a process group that was left meanwhile."""
 
 # DCP warns of every save and load of a single process; here that is what was asked for.
 warnings.filterwarnings("ignore", message="torch.distributed is disabled, unavailable or unini")
@@ -92,6 +99,8 @@ def one_line(error: BaseException) -> str:
     text = str(error).strip().split("\n", 1)[0]
     if _HALF_WRITTEN in text:
         return f"a file was not written whole; is the disk full, or a quota used up? ({text})"
+    if _GROUP_IS_GONE.search(text):
+        return "its world ended before it was written whole"
     plain = text and isinstance(error, RuntimeError | ValueError | PartFailed | Damaged | SresError)
     return text if plain else f"{type(error).__name__}: {text}"
 

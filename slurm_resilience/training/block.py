@@ -23,7 +23,7 @@ from slurm_resilience.mesh.mesh import Mesh, Stopped
 from slurm_resilience.mesh.model import GenerationEnd, View
 from slurm_resilience.mesh.rendezvous import next_training, note_passed, rendezvous_at
 from slurm_resilience.training import inject
-from slurm_resilience.training.exits import Exits, end_fork
+from slurm_resilience.training.exits import Exits, end_fork, refuse_child
 from slurm_resilience.training.garbage import older_objects_left_out
 from slurm_resilience.training.guards.code import block_functions
 from slurm_resilience.training.guards.left_out import UpdateLeftOut
@@ -114,6 +114,7 @@ def resilient(block: Callable[..., Any] | None = None, **options: Any) -> Any:
 
         @functools.wraps(function)
         def run(*args: Any, **more: Any) -> T | None:
+            refuse_child()
             block_functions.refuse_call(function, args, more)
             where = read_environment(os.environ)
             _refuse_again(getattr(function, "__name__", "?"), where.meet)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import multiprocessing
 import os
 import sys
 import threading
@@ -41,6 +42,22 @@ def end_fork(error: BaseException | None) -> NoReturn:
         sys.stdout.flush()
         sys.stderr.flush()
     os._exit(code if isinstance(code, int) else int(code is not None))
+
+
+def refuse_child() -> None:
+    """End a child that multiprocessing has started (spawn, forkserver), and that only imports the
+    program anew to find its functions. It would take the seat of the rank that started it.
+
+    Raises:
+        SystemExit: this is such a child.
+    """
+    if not getattr(multiprocessing.current_process(), "_inheriting", False):
+        return
+    raise SystemExit(
+        "sres: this child of a rank imports the program anew, and would train in the rank's place: "
+        'call the training function under `if __name__ == "__main__":` (multiprocessing with spawn '
+        "or forkserver, DataLoader's workers among it, imports the program in each child)"
+    )
 
 
 class Exits:

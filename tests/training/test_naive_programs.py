@@ -417,6 +417,43 @@ def test_a_child_that_leaves_the_function_is_no_rank(run: Program, leaves: str, 
     assert ("Traceback" in done.stderr) == ("raise" in leaves)
 
 
+def test_a_child_that_imports_the_program_anew_takes_no_seat(tmp_path: Path) -> None:
+    """It took the rank's seat, the launcher blamed another training, and the rest waited."""
+    program = tmp_path / "train.py"
+    program.write_text(
+        dedent("""\
+        import multiprocessing
+        import os
+
+        from slurm_resilience.training import resilient
+
+
+        @resilient(min_world=1)
+        def train(s):
+            child = multiprocessing.get_context("spawn").Process(target=os.getpid)
+            child.start()
+            child.join()
+            print("child", child.exitcode, "of seat", s.seat)
+
+
+        train()
+        """)
+    )
+    clean = {k: v for k, v in os.environ.items() if not k.startswith(("SRES_", "SLURM_"))}
+    more = {"RANK": "0", "WORLD_SIZE": "1", "SRES_MEET": f"dir:{tmp_path}/meet"}
+    done = subprocess.run(
+        [sys.executable, str(program)],
+        env=clean | more | {"SRES_ADDRESS": "127.0.0.1"},
+        capture_output=True,
+        text=True,
+        timeout=150,
+        check=False,
+    )
+    assert (done.returncode, done.stdout) == (0, "child 1 of seat 0\n"), done.stderr[-4000:]
+    assert 'if __name__ == "__main__":' in done.stderr
+    assert "Traceback" not in done.stderr
+
+
 def test_a_fault_in_a_validation_does_not_leave_gradients_off(run: Program) -> None:
     """Nor the dtype that it has set: ranks, and newcomers, may differ in torch's defaults."""
     validation = """

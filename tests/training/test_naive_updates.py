@@ -250,6 +250,16 @@ def test_random_numbers_that_come_twice_after_a_fault_are_told(
         assert done.returncode == 0 and "random numbers" not in done.stderr, done.stderr[-4000:]
 
 
+def test_random_numbers_that_become_the_same_without_a_fault_are_told_nothing(
+    run: Program,
+) -> None:
+    """They were said to be the same since a fault."""
+    begin = USUAL[: USUAL.index("for x")]
+    loop = "while s.step < 8:\n    torch.manual_seed(s.rank if s.step < 4 else s.step)"
+    done = run(begin + loop + DRAWN, options="digest_every=1")
+    told_nothing(done)
+
+
 def test_a_learning_rate_that_is_set_inside_is_told_nothing(run: Program) -> None:
     by_hand = "for group in opt.param_groups: group['lr'] = 0.01 / (1 + s.step)\n"
     told_nothing(run(USUAL.replace("        opt.step()", f"        {by_hand}        opt.step()")))

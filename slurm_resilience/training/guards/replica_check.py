@@ -59,7 +59,7 @@ class RankWords(NamedTuple):
     random: int = 0
     """Checksum of the state of torch's random numbers."""
     were_apart: int = 0
-    """1: this process saw that each rank drew random numbers of its own."""
+    """1: this process saw, in an earlier world, that each rank drew random numbers of its own."""
 
 
 class RankDifference(NamedTuple):
@@ -169,8 +169,9 @@ class ReplicaCheck:
         self.due_at = math.inf
         """The step before which the ranks are compared next."""
         self._told: set[str] = set()
-        self._were_apart = False
-        """Each rank drew random numbers of its own."""
+        self._worlds = 0
+        self._apart_in = math.inf
+        """The first of them in which each rank drew random numbers of its own."""
         self.last: dict[str, Any] = {}
         """Result of the last comparison of replicas: ``step``, ``equal``, ``seconds`` that it took,
         and ``every`` (steps until the next one)."""
@@ -178,6 +179,7 @@ class ReplicaCheck:
     def enter(self, size: int) -> None:
         """Begin a new world of so many ranks."""
         self._updates = 0
+        self._worlds += 1
         self._alone = size == 1
         self.due_at = math.inf if self._every == 0 or self._alone else 0
 
@@ -230,7 +232,7 @@ class ReplicaCheck:
             state=_sum(names),
             every=every,
             random=content_digest(torch.get_rng_state()),
-            were_apart=int(self._were_apart),
+            were_apart=int(self._apart_in < self._worlds),
         )
         rows = _exchange(group, words)
         size = group.view.replica_size
@@ -292,7 +294,8 @@ class ReplicaCheck:
         knows = next((rank for rank, row in enumerate(rows) if row.were_apart), -1)
         if same and knows >= 0:
             self._tell(group, SAME_NUMBERS.format(ranks=_ranks(same)), by=knows)
-        self._were_apart |= drew_apart(rows, group.view.replica_size)
+        if drew_apart(rows, group.view.replica_size):
+            self._apart_in = min(self._apart_in, self._worlds)
 
     def _tell(self, group: ProcessGroups, line: str, by: int = 0) -> None:
         key = line.partition(":")[2]

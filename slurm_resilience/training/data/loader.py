@@ -183,7 +183,8 @@ class ReplayLoader:
                     f"the dataset's {found.length} samples do not fill a batch of {global_batch}:"
                     " make global_batch smaller, or give drop_last=False"
                 )
-            reader = MapReader(opening, self.order, collate, threads)
+            warn = self._warn if rank == 0 else lambda text: None
+            reader = MapReader(opening, self.order, collate, threads, warn)
         else:
             reader = StreamReader(opening, self.kind == "items", self.order, collate, epochs)
         self._reader = reader

@@ -18,6 +18,8 @@ from torch.utils.data import DataLoader, IterableDataset, RandomSampler
 from slurm_resilience.errors import SresError, UsageError
 from slurm_resilience.training.content_digest import content_digest
 from slurm_resilience.training.data.order import SampleOrder, mix, share
+from slurm_resilience.training.data.process_numbers import drawn_since, read_states
+from slurm_resilience.training.data.warn_once import WarnOnce
 
 Kind = Literal["map", "items", "batches"]
 """map: samples by index; items: an IterableDataset, one sample after the other; batches: anything
@@ -139,23 +141,50 @@ class Opening:
         return self._source
 
 
+GLOBAL_NUMBERS = (
+    "the dataset (or its collate_fn) draws from the process's own random numbers ({whose}): "
+    "batches are fetched ahead by another thread, so after a fault the dataset and the model "
+    "(dropout) draw others, and ranks that were seeded alike draw the same. Give it a generator of "
+    "its own, seeded by the sample's index: torch.Generator().manual_seed(index)"
+)
+
+
 class MapReader:
     """Samples by index, collated.
 
     Args:
         source: opened with the first batch that is read.
         threads: samples that are read at the same time.
+        warn: is told of what a program should not do.
     """
 
     def __init__(
-        self, source: Callable[[], Any], order: SampleOrder, collate: Collate, threads: int
+        self,
+        source: Callable[[], Any],
+        order: SampleOrder,
+        collate: Collate,
+        threads: int,
+        warn: WarnOnce = lambda text: None,
     ) -> None:
+        self._warn = warn
+        self._has_read = False
         self._open = source
         self._order = order
         self._collate = collate
         self._pool = ThreadPoolExecutor(threads, "sres-sample") if threads > 1 else None
 
     def read(self, number: int, rank: int, world: int, before: Before) -> SourceSample:
+        if self._has_read:
+            return self._read(number, rank, world)
+        self._has_read = True
+        # The training waits for the first batch, and draws nothing meanwhile.
+        states = read_states()
+        found = self._read(number, rank, world)
+        if drawn := drawn_since(states):
+            self._warn(GLOBAL_NUMBERS.format(whose=" and ".join(drawn)))
+        return found
+
+    def _read(self, number: int, rank: int, world: int) -> SourceSample:
         begin, end = self._order.share(number, rank, world)
         # A rank without a sample takes part in the step's collectives with weight 0.
         indices = self._order.indices(number, begin, max(end, begin + 1))

@@ -1,0 +1,26 @@
+"""See whether something draws from the random numbers that a whole process has."""
+
+from __future__ import annotations
+
+import random
+import sys
+from typing import Any
+
+import torch
+
+
+def read_states() -> dict[str, Any]:
+    """Return the states of the libraries' own generators, to be compared; numpy's only if something
+    imported it."""
+    states: dict[str, Any] = {"torch": torch.get_rng_state().numpy().tobytes()}
+    states["random"] = random.getstate()
+    if numpy := sys.modules.get("numpy"):
+        _, keys, position, *_ = numpy.random.get_state()
+        states["numpy"] = keys.tobytes(), position
+    return states
+
+
+def drawn_since(before: dict[str, Any]) -> list[str]:
+    """Return the libraries whose states are not as `read_states` returned them."""
+    now = read_states()
+    return [name for name, state in before.items() if now.get(name) != state]

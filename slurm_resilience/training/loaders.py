@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import logging
 from typing import Any
 
@@ -18,6 +19,8 @@ from slurm_resilience.training.recovery.healer import HealProgress
 log = logging.getLogger("sres.training")
 
 
+SESSIONS_OWN = {"source", "global_batch", "rank", "world", "steps", "name"}
+"""Arguments of `ReplayLoader` that the session gives."""
 UPDATES_LOOKED_AT = 2
 """A world's first updates tell whether the program reads ahead."""
 
@@ -67,8 +70,9 @@ class Loaders:
 
         Raises:
             UsageError: the name belongs to another loader, or the source is split by rank already,
-                or by nothing.
+                or by nothing; or there is no such argument.
         """
+        _refuse_arguments(loader_kwargs)
         split_sources.refuse(source, group.view, group.rank)
         asked = (
             type(source),
@@ -221,6 +225,21 @@ class Loaders:
         position = self._progress.positions.get(name)
         if position is not None:
             loader.load_state_dict(position)
+
+
+def _refuse_arguments(loader_kwargs: dict[str, Any]) -> None:
+    """Refuse arguments that `ReplayLoader` has not got.
+
+    Raises:
+        UsageError: there are some.
+    """
+    known = inspect.signature(ReplayLoader).parameters.keys() - SESSIONS_OWN
+    if unknown := sorted(loader_kwargs.keys() - known):
+        raise UsageError(
+            f"s.loader takes no {', '.join(unknown)}: it shares batches out by itself, and "
+            "fetches them ahead in a thread of its own (threads= reads several samples at a time). "
+            f"It takes {', '.join(sorted(known - {'microbatches', 'together'}))}"
+        )
 
 
 def _length(source: Any) -> int:

@@ -314,3 +314,66 @@ def test_a_loop_that_knows_its_place_is_told_nothing(
     """
     body = OWN_LOOP.format(count).replace("opt=opt", tracked)
     told_nothing(run(body, parts))
+
+
+DRAWING = """
+import random
+import numpy
+
+class Noisy(torch.utils.data.Dataset):
+    def __len__(self):
+        return 64
+
+    def __getitem__(self, index):
+        own = torch.Generator().manual_seed(index)
+        x, y = DATA[index]
+        return x + {noise}, y
+"""
+
+
+@pytest.mark.parametrize(
+    ("noise", "whose"),
+    [
+        ("torch.randn(8)", "torch"),
+        ("random.random()", "random"),
+        ("float(numpy.random.rand())", "numpy"),
+        ("torch.randn(8, generator=own)", ""),
+    ],
+)
+@pytest.mark.parametrize("microbatches", [False, True])
+def test_a_dataset_that_draws_the_processs_random_numbers_is_told(
+    run: Program, noise: str, whose: str, microbatches: bool
+) -> None:
+    """Augmentation was another one after a fault, and dropout too; now and then ranks that had had
+    no fault were told that they draw the same numbers since one."""
+    body = USUAL.replace("DATA", "Noisy()").replace("steps=4", "steps=12")
+    if microbatches:
+        body = BY_MICROBATCHES
+    done = run(body, DRAWING.format(noise=noise))
+    if whose:
+        warned(done, f"draws from the process's own random numbers ({whose})")
+        assert "before the fault" not in done.stderr, done.stderr[-4000:]
+    else:
+        told_nothing(done)
+
+
+BY_MICROBATCHES = """
+model, opt = s.once(build)
+s.track(model=model, opt=opt)
+net = s.ddp(model)
+for step in s.microbatches(Noisy(), net, size=2, count=4, steps=12, epochs=None):
+    for x, y in step:
+        step.backward(nn.functional.mse_loss(net(x), y))
+    with s.update():
+        opt.step()
+"""
+
+
+@pytest.mark.parametrize("argument", ["num_workers=2", "batch_size=4", "rank=0"])
+def test_an_argument_that_s_loader_has_not_got_is_refused_at_once(
+    run: Program, argument: str
+) -> None:
+    """Three times an error of a class that the program does not name."""
+    done = run(USUAL.replace("global_batch=8", f"global_batch=8, {argument}"))
+    refused(done, f"s.loader takes no {argument.partition('=')[0]}: ")
+    assert "(as before)" not in done.stderr

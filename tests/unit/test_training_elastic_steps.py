@@ -330,6 +330,44 @@ def test_running_averages_are_refused_before_the_first_update() -> None:
         break
 
 
+def test_running_averages_that_begin_later_are_refused() -> None:
+    """A frozen norm, as in fine-tuning; `net.train()` after a validation turns it on."""
+    rank = Rank()
+    rank.net = nn.Sequential(nn.Linear(6, 3), nn.BatchNorm1d(3), nn.Linear(3, 1))
+    rank.net[1].eval()
+    made = 0
+    with pytest.raises(UsageError, match=r"forward changes the buffer 1\.running_mean"):
+        for step in rank.enter(0, 1, True):
+            for x, _, _ in step:
+                step.backward(rank.net(x).mean())
+            made += 1
+            if made == 3:
+                rank.net.train()
+    assert made == 4
+
+
+def test_buffers_that_change_between_steps_or_by_the_same_value_are_taken() -> None:
+    class Masked(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.linear = nn.Linear(6, 1)
+            self.register_buffer("mask", torch.ones(6))
+            self.register_buffer("seen", torch.zeros(1))
+
+        def forward(self, x: Any) -> Any:
+            self.mask.fill_(1.0)
+            return self.linear(x * self.mask)
+
+    rank, made = Rank(), 0
+    rank.net = Masked()
+    for step in rank.enter(0, 1, True):
+        for x, _, _ in step:
+            step.backward(rank.net(x).mean())
+        rank.net.seen += 1
+        made += 1
+    assert made == 7
+
+
 def test_ranks_that_compute_differently_are_named() -> None:
     own = numerics(CPU)
     refuse_differences([own, own])

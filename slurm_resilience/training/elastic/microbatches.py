@@ -112,6 +112,8 @@ class MicrobatchSteps:
         """
         sizes = self._loader.sizes
         self._nets.clear()
+        if self._buffers is not None:
+            self._buffers.begin()
         return MicrobatchStep(
             StepSpan(first, len(sizes)),
             batches,
@@ -122,8 +124,7 @@ class MicrobatchSteps:
         )
 
     def _before_exchange(self) -> None:
-        """Say that this rank waits for others from here on; look once at what forward changed."""
+        """Say that this rank waits for others from here on; look at what forward changed."""
         self._waits()
-        buffers, self._buffers = self._buffers, None
-        if buffers is not None:
-            buffers.refuse_changes()
+        if self._buffers is not None:
+            self._buffers.refuse_changes()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import enum
 import functools
 from collections.abc import Sequence
 from pathlib import Path
@@ -82,19 +83,49 @@ def compare_ranks(device: torch.device, world: int) -> None:
     refuse_differences(said)
 
 
+class BufferLook(enum.Enum):
+    """State of the watch over buffers: CLOSE → GLANCE → CLOSE → DONE. In the first step, values are
+    compared; later, versions; where one changes, the next step's values, once more."""
+
+    CLOSE = "values are compared"
+    GLANCE = "versions are compared"
+    DONE = "no more: forward writes the value that is there"
+
+
 class BufferWatch:
     """Sees buffers that a forward changes: each rank's would depend on the microbatches it had."""
 
     def __init__(self, nets: Sequence[nn.Module]) -> None:
         self._nets = nets
-        self._before = self._copy()
+        self._look = BufferLook.CLOSE
+        self._is_first = True
+        self._before: dict[str, torch.Tensor] = {}
+        self._buffers = [one for net in nets for one in net.buffers()]
+        self._versions: list[int] = []
+
+    def begin(self) -> None:
+        """Note what there is before the forwards of a step. What the program does between two steps
+        is its own."""
+        if self._look is BufferLook.CLOSE:
+            self._before = self._copy()
+        # Batch norm counts only its number of batches, and not its averages, as changed.
+        self._versions = compat.versions(self._buffers)
 
     def refuse_changes(self) -> None:
-        """Compare with the values at first.
+        """Look at the end of a step's forwards. A norm that is in train mode from some step on
+        (`net.train()` after a validation) is found in the second one.
 
         Raises:
             UsageError: a buffer has another value.
         """
+        if self._look is BufferLook.CLOSE:
+            self._compare()
+            self._look = BufferLook.GLANCE if self._is_first else BufferLook.DONE
+            self._is_first, self._before = False, {}
+        elif self._look is BufferLook.GLANCE and compat.versions(self._buffers) != self._versions:
+            self._look = BufferLook.CLOSE
+
+    def _compare(self) -> None:
         now = self._copy()
         for name, before in self._before.items():
             value = now.get(name)

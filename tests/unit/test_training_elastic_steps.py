@@ -316,6 +316,22 @@ def test_tokens_for_some_microbatches_only_are_refused() -> None:
             step.backward(rank.net(x).sum(), tokens=3 if number else None)
 
 
+@pytest.mark.parametrize("tokens", [2.5, -1, float("nan"), torch.tensor(0.25)])
+def test_tokens_that_are_no_whole_number_are_refused(tokens: Any) -> None:
+    """Weights of 2.5 were counted as 2: each gradient was larger, and nothing said so."""
+    rank, step = alone()
+    x, _, _ = next(iter(step))
+    with pytest.raises(UsageError, match="tokens=.* must be a whole number"):
+        step.backward(rank.net(x).sum(), tokens=tokens)
+
+
+@pytest.mark.parametrize("tokens", [3, 3.0, torch.tensor(3), torch.tensor(3.0)])
+def test_tokens_may_come_from_a_mask(tokens: Any) -> None:
+    rank, step = alone()
+    for x, _, _ in step:
+        step.backward(rank.net(x).sum(), tokens=tokens)
+
+
 def test_running_averages_are_refused_before_the_first_update() -> None:
     rank = Rank()
     rank.net = nn.Sequential(nn.Linear(6, 3), nn.BatchNorm1d(3), nn.Linear(3, 1))

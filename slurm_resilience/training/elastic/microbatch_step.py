@@ -124,7 +124,8 @@ class MicrobatchStep:
                 ranks in this step.
 
         Raises:
-            UsageError: there is no microbatch to which the loss belongs.
+            UsageError: there is no microbatch to which the loss belongs, or ``tokens`` is no whole
+                number.
         """
         if self._turn is not Turn.GIVEN:
             raise UsageError("step.backward(loss) comes once for each microbatch of the step")
@@ -136,13 +137,14 @@ class MicrobatchStep:
                 "clipping, another backward?), so its sum is lost. They begin at zero with each "
                 "step: leave zero_grad out, and clip after the loop over the microbatches"
             )
+        many = None if tokens is None else _whole(tokens)
         number, counts = self._calls[self._at]
         own = self._sizes[number - self._span.first] if tokens is None else 1
         factor = own / self._setting.size if counts else 0.0
         (loss if factor == 1.0 else loss * factor).backward()  # type: ignore[no-untyped-call]
         self._sums.after(self._at)
-        if tokens is not None:
-            self._tokens = (self._tokens or 0) + (int(tokens) if counts else 0)
+        if many is not None:
+            self._tokens = (self._tokens or 0) + (many if counts else 0)
         last = self._at == len(self._calls) - 1
         if last:
             self._finish()
@@ -175,3 +177,19 @@ class MicrobatchStep:
                 f"this rank's {len(self._calls)} microbatches: call it once for each one before "
                 "s.update()"
             )
+
+
+def _whole(tokens: int) -> int:
+    """Return a number of tokens, which a program may have as a tensor.
+
+    Raises:
+        UsageError: it is a fraction, or less than 0.
+    """
+    number = float(tokens)
+    if number < 0 or not number.is_integer():
+        raise UsageError(
+            f"step.backward: tokens={number:g} must be a whole number, since the ranks' numbers are "
+            "added up exactly. For weights that are fractions, multiply them, and the loss, by the "
+            "same number in each microbatch, and round them"
+        )
+    return int(tokens)

@@ -321,7 +321,7 @@ def test_tokens_that_are_no_whole_number_are_refused(tokens: Any) -> None:
     """Weights of 2.5 were counted as 2: each gradient was larger, and nothing said so."""
     rank, step = alone()
     x, _, _ = next(iter(step))
-    with pytest.raises(UsageError, match="tokens=.* must be a whole number"):
+    with pytest.raises(UsageError, match=r"tokens=.* must be a whole number"):
         step.backward(rank.net(x).sum(), tokens=tokens)
 
 

@@ -188,8 +188,8 @@ def _whole(tokens: int) -> int:
     number = float(tokens)
     if number < 0 or not number.is_integer():
         raise UsageError(
-            f"step.backward: tokens={number:g} must be a whole number, since the ranks' numbers are "
-            "added up exactly. For weights that are fractions, multiply them, and the loss, by the "
-            "same number in each microbatch, and round them"
+            f"step.backward: tokens={number:g} must be a whole number, since those of all ranks "
+            "are added up exactly. For weights that are fractions, multiply them, and the loss, "
+            "by the same number in each microbatch, and round them"
         )
     return int(tokens)

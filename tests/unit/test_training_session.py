@@ -18,6 +18,7 @@ from slurm_resilience.mesh.model import (  # noqa: E402
     PeerStatus,
     View,
 )
+from slurm_resilience.training.guards.untracked_parts import UntrackedParts  # noqa: E402
 from slurm_resilience.training.options import Options  # noqa: E402
 from slurm_resilience.training.participant import Participant  # noqa: E402
 from slurm_resilience.training.rank_environment import read_environment  # noqa: E402
@@ -124,6 +125,56 @@ def test_only_the_rank_that_lets_others_in_looks_who_knocks(
         with session.update():
             pass
     assert looks == ([0] * 3 if looks_often else [])
+
+
+def test_a_step_without_news_looks_for_no_planned_end(session: Any) -> None:
+    participant, looks = session._participant, list[int]()
+    mesh = participant.mesh
+    mesh.peek = lambda *_: looks.append(0)
+    mesh.me, mesh.may_leave = Peer("here", 0), lambda _: False
+
+    def updates() -> int:
+        looks.clear()
+        for _ in range(3):
+            with session.update():
+                pass
+        return len(looks)
+
+    assert updates() == 1, "the first step of a world looks"
+    assert updates() == 0
+    mesh.news += 1
+    assert updates() == 1
+    participant.departure.reason = "SIGTERM"
+    participant.plan_change()  # in another thread
+    assert updates() == 3, "it may not leave yet: each step looks again"
+    participant.departure.reason = ""
+    assert updates() == 1
+
+
+def test_parts_that_have_nothing_left_to_tell_are_asked_no_more(
+    session: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = torch.nn.Linear(2, 2)
+    optimizer = torch.optim.SGD(model.parameters())
+    tracked = Tracked({"model": model, "optimizer": optimizer})
+    tracked.mark()
+    watched, asked = session._participant.guards.state, list[int]()
+    watched.enter(tracked, {"model": model, "optimizer": optimizer}, tell=True, step=0)
+    used = UntrackedParts.used
+    monkeypatch.setattr(UntrackedParts, "used", lambda parts: asked.append(0) or used(parts))
+
+    def updates() -> int:
+        asked.clear()
+        for _ in range(10):
+            with session.update():
+                pass
+        return len(asked)
+
+    assert 3 <= updates() < 10
+    assert updates() == 0
+    schedule = torch.optim.lr_scheduler.StepLR(optimizer, 1)
+    assert updates() == 10, "it may be used at any time"
+    del schedule
 
 
 @pytest.mark.parametrize(("tell", "done"), [(True, False), (False, True)])

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import threading
+import weakref
 from types import SimpleNamespace
 from typing import Any
 
@@ -175,6 +177,18 @@ def test_parts_that_have_nothing_left_to_tell_are_asked_no_more(
     schedule = torch.optim.lr_scheduler.StepLR(optimizer, 1)
     assert updates() == 10, "it may be used at any time"
     del schedule
+
+
+def test_what_the_program_makes_and_lets_go_of_is_not_kept() -> None:
+    """A function may build its model anew in each world, on a rank that tells nothing any more."""
+    parts = UntrackedParts()
+    parts.look((), ())
+    optimizer = torch.optim.SGD(torch.nn.Linear(2, 2).parameters())
+    made = weakref.ref(optimizer)
+    assert not parts.is_over
+    del optimizer
+    gc.collect()
+    assert made() is None
 
 
 @pytest.mark.parametrize(("tell", "done"), [(True, False), (False, True)])

@@ -56,8 +56,8 @@ class UntrackedParts:
         """No part is left that a look in this world could tell of, unless one is made yet."""
         self._tracked: list[Any] | None = None
         """Objects that are tracked in this world; None: they are not known yet."""
-        self._made: list[Any] = []
-        """Made since it was looked, and not judged yet."""
+        self._made: list[weakref.ref[Any]] = []
+        """Made since it was looked, and not judged yet; kept only by the program itself."""
         self._late: list[LateOptimizer] = []
         self._looks_for_copies = LOOKS_FOR_COPIES
         self.copies = KeptCopies()
@@ -149,8 +149,10 @@ class UntrackedParts:
 
     def _note(self, thing: Any) -> None:
         self.is_over = False
-        if not any(one is thing for one in self._made):
-            self._made.append(thing)
+        # A rank that tells nothing any more never judges them.
+        self._made = [one for one in self._made if one() is not None]
+        if not any(one() is thing for one in self._made):
+            self._made.append(weakref.ref(thing))
 
     def _used_late(self) -> tuple[str, ...]:
         """Judge what was made since the last look, and return what of all was used."""
@@ -162,7 +164,8 @@ class UntrackedParts:
             one.wait_on()
         kinds = [one.kind for one in judged if one.trains_alone]
         if self._made and self._tracked is not None:
-            made, self._made = self._made, []
+            made = [thing for noted in self._made if (thing := noted()) is not None]
+            self._made = []
             more = [_Part(one, _before(one)) for one in self._belonging(made)]
             self._found = [*(self._found or ()), *more]
         return tuple(dict.fromkeys((*kinds, *self._used_found())))

@@ -190,7 +190,7 @@ class Observer:
             self._transport.close(connection.number)
             return
         now = SYSTEM_CLOCK.monotonic()
-        self._contacts[peer.id] = Contact(peer, connection.number, connection.status, now)
+        self._contacts[peer.id] = Contact(peer, connection.number, connection.status, now, now)
         for finding in self._findings:
             self._transport.send((connection.number,), finding)
         self.news.set()

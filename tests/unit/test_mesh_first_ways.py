@@ -16,7 +16,7 @@ from slurm_resilience.mesh.protocol.bundling import (
     GATHER_SEAT_SECONDS,
     GATHER_SECONDS,
 )
-from slurm_resilience.mesh.protocol.links import RETIRED, Key
+from slurm_resilience.mesh.protocol.links import RETIRED
 from slurm_resilience.mesh.protocol.relay import Relay
 
 PEERS = [Peer(f"peer-{seat}", seat, node=f"node{seat // 3}") for seat in range(9)]
@@ -26,7 +26,7 @@ ME, NEAR, FAR = PEERS[0], PEERS[1:3], PEERS[3:]
 class ChoosingRelay(Relay):
     """Chooses the first way to a peer as it does any later one."""
 
-    def _take_first(self, number: int, key: Key, offers: Any) -> None:
+    def _take_first(self, number: int, offers: Any) -> None:
         self._choose([offer.member.peer.id for offer in offers], 0.0)
 
 

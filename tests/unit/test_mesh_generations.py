@@ -74,7 +74,9 @@ def test_machines_that_are_silent_are_given_up_in_one_wait() -> None:
 
     def contacts(*silent: tuple[str, float]) -> list[Contact]:
         return [
-            Contact(Peer(f"{seat}", seat, node=node), seat, PeerStatus(), now - seconds)
+            Contact(
+                Peer(f"{seat}", seat, node=node), seat, PeerStatus(), now - seconds, now - seconds
+            )
             for seat, (node, seconds) in enumerate(silent)
         ]
 

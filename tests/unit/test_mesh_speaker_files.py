@@ -172,7 +172,7 @@ def test_a_written_speaker_is_waited_for(tmp_path: Path) -> None:
     search, speaker = SpeakerSearch(me), others[4]
     search.find(speaker, 0.0, PATIENCE, finds_me=False)
     for peer in others:
-        search.know(peer, 0.0)
+        search.know((peer,), 0.0)
     looks = [step * SEARCH_SECONDS for step in range(int(PATIENCE / SEARCH_SECONDS))]
     assert [peer for now in looks for peer in search.due((), now)] == [speaker]
     later = search.due((), PATIENCE)

@@ -213,9 +213,10 @@ def test_the_machine_of_a_rank_whose_connection_was_reset_is_asked() -> None:
 def test_a_rank_that_is_slow_to_answer_is_given_time_before_the_next_is_dialed() -> None:
     peers = [Peer(f"peer-{seat}", seat, node=f"node{seat // 4}") for seat in range(8)]
     search = SpeakerSearch(peers[0])
-    search.know(peers[4], 0.0)
+    search.know((peers[4],), 0.0)
     assert search.due((), 0.0) == [peers[4]]
-    search.know(peers[5], 0.1)  # one more is known now: that makes the first no less able to answer
+    # One more is known now: that makes the first no less able to answer.
+    search.know((peers[5],), 0.1)
     assert search.due((), 0.1) == []
     assert search.due((), SEARCH_SECONDS) == [peers[5]]
 
@@ -227,7 +228,7 @@ def test_a_rank_that_was_held_up_dials_no_other_for_that(urgent: bool) -> None:
     peers = [Peer(f"p{seat}", seat, node=f"n{seat // 4}") for seat in range(8)]
     search = SpeakerSearch(peers[0])
     for peer in peers:
-        search.know(peer, 0.0)
+        search.know((peer,), 0.0)
     assert [peer.seat for peer in search.due((), 0.0)] == [4]
     if urgent:
         search.hurry(5.0)
@@ -257,7 +258,7 @@ def test_offers_are_the_same_by_link_and_by_peer(calls: list[tuple[Any, ...]]) -
         if name == "put":
             link, peer_id = words
             known[link, peer_id] = Offer(Member(Peer(peer_id, 1), PeerStatus()), (1, 0), stamp)
-            offers.put(link, known[link, peer_id])
+            offers.put(link, {peer_id: known[link, peer_id]})
             continue
         getattr(offers, name)(*words)
         gone = {"withdraw": tuple(words)}
@@ -278,7 +279,7 @@ def test_a_rank_that_leaves_the_dialing_to_another_begins_with_the_lowest_seat()
     peers = [Peer(f"peer-{seat}", seat, node=f"node{seat // 4}") for seat in range(8)]
     search = SpeakerSearch(peers[4])
     for peer in peers[:4]:
-        search.know(peer, 0.0)
+        search.know((peer,), 0.0)
     assert search.due((), 0.0) == []
     assert search.due((), SEARCH_SECONDS) == [peers[0]]
 
@@ -382,7 +383,7 @@ def test_what_a_silent_speaker_does_not_pass_on_is_no_silence() -> None:
 def test_the_only_rank_of_a_node_is_dialed_again_beside_none() -> None:
     search = SpeakerSearch(Peer("me", 0, node="n0"))
     for seat in (1, 2):
-        search.know(Peer(f"p{seat}", seat, node=f"n{seat}"), 0.0)
+        search.know((Peer(f"p{seat}", seat, node=f"n{seat}"),), 0.0)
     assert len(search.due((), 0.0)) == 2
     assert len(search.due((), 1.0)) == 2
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Set
+from collections.abc import Iterable, Iterator, Sequence, Set
 from enum import Enum
+
+import msgspec
 
 from slurm_resilience.mesh.messages import Heartbeat
 from slurm_resilience.mesh.model import Member, Peer, PeerStatus
@@ -33,21 +35,18 @@ CONNECTION_MOVES: dict[ConnectionState, frozenset[ConnectionState]] = {
 }
 
 
-class Contact:
+class Contact(msgspec.Struct, eq=False):
     """A connected peer, and what it last said."""
 
-    __slots__ = ("beat", "connection", "heard", "met_at", "number", "peer", "status")
-
-    def __init__(self, peer: Peer, connection: int, status: PeerStatus, now: float) -> None:
-        self.peer = peer
-        self.connection = connection
-        self.status = status
-        self.number = -1
-        """Number of its newest status update; -1: only the handshake's status is known."""
-        self.beat = NO_BEAT
-        self.heard = now
-        self.met_at = now
-        """When it was met, or could be heard again: what is known of it by then may be old."""
+    peer: Peer
+    connection: int
+    status: PeerStatus
+    heard: float
+    met_at: float
+    """When it was met, or could be heard again: what is known of it by then may be old."""
+    number: int = -1
+    """Number of its newest status update; -1: only the handshake's status is known."""
+    beat: Heartbeat = NO_BEAT
 
 
 class Contacts:
@@ -80,6 +79,11 @@ class Contacts:
         """Return the contact to a peer; None: it is not connected."""
         return self._by_id.get(peer_id)
 
+    def of(self, peer_ids: Iterable[str]) -> list[Contact]:
+        """Return the contacts to those of several peers that are connected."""
+        by_id = self._by_id
+        return [by_id[peer_id] for peer_id in peer_ids if peer_id in by_id]
+
     def seated(self) -> list[Contact]:
         """Those that take part in the training; observers have no seat."""
         return [contact for contact in self._by_id.values() if contact.peer.seat >= 0]
@@ -100,9 +104,10 @@ class Contacts:
         """Return the ids of the connected peers that are not among these."""
         return self._by_id.keys() - peer_ids
 
-    def has_seat(self, seat: int) -> bool:
-        """Tell whether any sits on a seat."""
-        return seat in self._on_seat
+    @property
+    def seats(self) -> Set[int]:
+        """Return the seats on which any sits."""
+        return self._on_seat.keys()
 
     def on_seat(self, seat: int) -> list[Contact]:
         """Return those that sit on one seat."""
@@ -122,18 +127,30 @@ class Contacts:
         """None: unknown, or closed before."""
         return self._states.get(connection)
 
+    def open_of(self, connections: Iterable[int]) -> tuple[int, ...]:
+        """Return those of several connections that are known, and not closed."""
+        states = self._states
+        return tuple([number for number in connections if number in states])
+
     def owner(self, connection: int) -> Contact | None:
         """Return the contact to which a superseded or counting connection belongs."""
         return self._by_id.get(self._owners.get(connection, ""))
 
-    def add(self, contact: Contact) -> None:
-        """Add a peer that is connected for the first time."""
-        peer_id = contact.peer.id
-        self._by_id[peer_id] = contact
-        if contact.status.phase == "running":
-            self._running[peer_id] = contact
-        self._on_seat.setdefault(contact.peer.seat, []).append(peer_id)
-        self._own(contact.connection, peer_id)
+    def add(self, contacts: Sequence[Contact]) -> None:
+        """Add peers that are connected for the first time."""
+        on_seat, numbers = self._on_seat, self._numbers
+        for contact in contacts:
+            peer = contact.peer
+            on_seat.setdefault(peer.seat, []).append(peer.id)
+            # An older connection may not have come to its end yet.
+            numbers.setdefault(peer.id, []).append(contact.connection)
+        added = {contact.peer.id: contact for contact in contacts}
+        self._by_id |= added
+        self._running |= {i: c for i, c in added.items() if c.status.phase == "running"}
+        owners = {contact.connection: peer_id for peer_id, contact in added.items()}
+        self._owners |= owners
+        self._states |= dict.fromkeys(owners, ConnectionState.CURRENT)
+        self._connections = None
 
     def supersede(self, contact: Contact, kept: int, dropped: int, finish: bool) -> None:
         """Have one of two connections to a peer count from now on.

@@ -393,11 +393,10 @@ class Election:
         have made a higher number."""
         newest = self._side.generation.number
         return any(
-            contact.status.phase == "running"
-            and contact.status.generation > newest
+            contact.status.generation > newest
             and counter_of(contact.status.generation) >= counter_of(view.generation)
             and view.rank_of(contact.peer.id) < 0
-            for contact in self._side.contacts.seated()
+            for contact in self._side.contacts.inside()
         )
 
     def _adopt(self, view: View, now: float) -> None:

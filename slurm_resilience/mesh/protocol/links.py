@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
-from typing import NamedTuple
+from collections.abc import Callable, Collection, Mapping, Sequence, Set
+
+import msgspec
 
 from slurm_resilience.mesh.model import Member, Peer
 
@@ -20,7 +21,7 @@ ENDED_SECONDS = 60.0
 """So long a death is told to those that come anew; later all have judged it by its silence."""
 
 
-class Offer(NamedTuple):
+class Offer(msgspec.Struct, frozen=True):
     """A peer that is reached over a link."""
 
     member: Member
@@ -44,27 +45,42 @@ class Offers:
         """Return what is reached over a link, by the peer's id."""
         return self._over.get(link, _NONE_OVER)
 
+    @property
+    def peers(self) -> Set[str]:
+        """Return the ids of all that are reached over any link."""
+        return self._to.keys()
+
     def to(self, peer_id: str) -> Mapping[int, Offer]:
         """Return the offers of one peer, by link."""
         return self._to.get(peer_id, _NONE_TO)
 
-    def put(self, link: int, offer: Offer) -> None:
-        """Note an offer, in place of what was offered of this peer over this link."""
-        peer_id = offer.member.peer.id
-        self._over.setdefault(link, {})[peer_id] = offer
-        self._to.setdefault(peer_id, {})[link] = offer
+    def put(self, link: int, offers: Mapping[str, Offer]) -> None:
+        """Note offers, by the peer's id, in place of what was offered of these over this link."""
+        self._over.setdefault(link, {}).update(offers)
+        to = self._to
+        for peer_id, offer in offers.items():
+            if peer_id in to:
+                to[peer_id][link] = offer
+            else:
+                to[peer_id] = {link: offer}
 
     def withdraw(self, link: int, peer_id: str) -> None:
         """Forget what is offered of a peer over a link, if it is."""
-        self._over.get(link, {}).pop(peer_id, None)
-        self._to.get(peer_id, {}).pop(link, None)
+        if self._over.get(link, {}).pop(peer_id, None) is not None:
+            self._forget(link, peer_id)
 
     def drop_link(self, link: int) -> Mapping[str, Offer]:
         """Forget a link; return what was reached over it."""
         lost = self._over.pop(link, {})
         for peer_id in lost:
-            del self._to[peer_id][link]
+            self._forget(link, peer_id)
         return lost
+
+    def _forget(self, link: int, peer_id: str) -> None:
+        links = self._to[peer_id]
+        del links[link]
+        if not links:
+            del self._to[peer_id]
 
     def drop_peer(self, peer_id: str) -> None:
         """Forget a peer."""
@@ -80,22 +96,21 @@ Found = tuple[Key, Offer, int, bool]
 one is the greater), and whether the speaker here answers."""
 
 
-class Way:
+class Way(msgspec.Struct, eq=False):
     """A connection to a peer on another node, as the membership sees it."""
 
-    __slots__ = ("chosen", "is_wanted", "lost_at", "number", "opened", "peer", "seen")
-
-    def __init__(self, peer: Peer, number: int, chosen: tuple[int, int]) -> None:
-        self.peer = peer
-        self.number = number
-        """Negative; 0: the membership has closed it."""
-        self.is_wanted = False
-        """The membership has closed it, and asked for the peer again while no link led there."""
-        self.chosen: tuple[int, int] | None = chosen
-        """Link and stamp of the offer; None: it is held open."""
-        self.lost_at = 0.0
-        self.opened = self.seen = 0
-        """Numbers of the last `Opened` that was sent, and received."""
+    peer: Peer
+    number: int
+    """Negative; 0: the membership has closed it."""
+    chosen: tuple[int, int] | None
+    """Link and stamp of the offer; None: it is held open."""
+    is_wanted: bool = False
+    """The membership has closed it, and asked for the peer again while no link led there."""
+    lost_at: float = 0.0
+    opened: int = 0
+    """Number of the last `Opened` that was sent."""
+    seen: int = 0
+    """Number of the last `Opened` that was received."""
 
 
 class Ways:

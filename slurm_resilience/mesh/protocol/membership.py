@@ -144,7 +144,7 @@ class Membership:
                 self._repeat(contact)
                 self._election.ask_again(peer.id, now)
         else:
-            side.contacts.add(Contact(peer, event.connection, event.status, now))
+            side.contacts.add([Contact(peer, event.connection, event.status, now, now)])
             if peer.incarnation > 0 and peer.id not in side.losses.peers:
                 # A new process on a lost seat: its node is in order (again), whatever was found
                 # of a machine of that name before; the next finding about it counts.
@@ -164,19 +164,16 @@ class Membership:
         """Meet several peers at once. Before its first world a process meets all the others, and
         most of them for the first time: nothing else is to be said of these."""
         side = self.side
-        has_no_world, new = side.has_no_world, 0
-        for number, member in zip(event.connections, event.members, strict=True):
-            peer = member.peer
-            if has_no_world and peer.incarnation == 0 and side.is_new(peer):
-                side.contacts.add(Contact(peer, number, member.status, now))
-                side.untold.append(number)
-                new += 1
-            else:
-                dialed = side.me.id < peer.id
-                self._meet(ConnectionProven(number, peer, member.status, dialed), now)
-                has_no_world = side.has_no_world
-        if new > 0:
+        members = event.members
+        if side.has_no_world and side.are_new([member.peer for member in members]):
+            met = zip(event.connections, members, strict=True)
+            side.contacts.add([Contact(m.peer, number, m.status, now, now) for number, m in met])
+            side.untold += event.connections
             side.news(knock=True)
+            return
+        for number, member in zip(event.connections, members, strict=True):
+            dialed = side.me.id < member.peer.id
+            self._meet(ConnectionProven(number, member.peer, member.status, dialed), now)
 
     def _tell_world(self, contact: Contact | None) -> None:
         """Have a peer of an older world know the newest one, which went on without it: it might
@@ -294,10 +291,11 @@ class Membership:
         """Hear what several say of themselves, in a large world most of all that is said: each word
         costs a microsecond or less here."""
         side = self.side
-        contacts = [c for c in map(side.contacts.get, event.speakers) if c is not None]
+        contacts = side.contacts.of(event.speakers)
         heard_at = now - event.age
         for contact in contacts:
-            contact.heard = max(contact.heard, heard_at)
+            if contact.heard < heard_at:
+                contact.heard = heard_at
         match event.message:
             case Heartbeat() as beat:
                 for contact in contacts:

@@ -22,6 +22,7 @@ its messages travel inside `Relayed`, in order.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Sequence
+from itertools import groupby
 from typing import NamedTuple
 
 import msgspec
@@ -365,7 +366,7 @@ class Relay:
         if self._role.is_retired:
             self._close(number, now)
             return
-        self._search.know(peer, now)
+        self._search.know((peer,), now)
         if self._role.key == NO_KEY:
             self._take_key(0, now)
         self._outboxes.add((number,), Reachable(self._role.key, self._near_members()))
@@ -432,7 +433,8 @@ class Relay:
         way = self._ways.to.get(peer.id)
         if way is None:
             # At a start the speaker of its node may not have written that it is one.
-            self._search.know(peer, now + START_SECONDS if self._role.is_starting(now) else now)
+            at = now + START_SECONDS if self._role.is_starting(now) else now
+            self._search.know((peer,), at)
         else:
             self._connections.reopen(way)
 
@@ -451,20 +453,14 @@ class Relay:
                 self._search.meet(event.speaker)
                 self._near.learn_key(event.speaker, key)
                 self._choose(self._offers.over(number), now)
-            case Reachable(key=key, members=members):
-                self._offer(number, key, members, now)
+            case Reachable() as offer:
+                self._offer(number, (offer,), now)
             case Unreachable(peers=peers, cause=cause):
                 self._withdraw(number, peers, cause, now)
             case Relayed() as relayed:
                 self._pass_on(number, relayed, event.age)
             case Bundle(messages=messages):
-                for message in messages:
-                    if isinstance(message, Relayed):  # as most are
-                        self._pass_on(number, message, event.age)
-                    elif isinstance(message, Reachable):  # as nearly all others
-                        self._offer(number, message.key, message.members, now)
-                    else:
-                        self._hear(msgspec.structs.replace(event, message=message), now)
+                self._hear_several(messages, event, now)
             case Roster(peers=peers) if self._links.is_far(number):
                 for peer in peers:
                     self._dial(peer, now)
@@ -475,6 +471,22 @@ class Relay:
                     self._let_go(number, event.message, now)
                 self._tell(event)
 
+    def _hear_several(
+        self, messages: Sequence[Bundled], event: MessageReceived, now: float
+    ) -> None:
+        number = event.connection
+        for kind, alike in groupby(messages, key=type):
+            if kind is Reachable:
+                # A speaker tells of many nodes at once: none of them needs a turn of its own.
+                reached = (message for message in alike if isinstance(message, Reachable))
+                self._offer(number, reached, now)
+                continue
+            for message in alike:
+                if isinstance(message, Relayed):  # as most are
+                    self._pass_on(number, message, event.age)
+                else:
+                    self._hear(msgspec.structs.replace(event, message=message), now)
+
     def _let_go(self, number: int, message: Leaving, now: float) -> None:
         """Tell other nodes that a rank of this one leaves: its link is closed at once, and what it
         has said to them there is not read any more."""
@@ -484,44 +496,46 @@ class Relay:
             self._routing.pass_on(Relayed((peer.id,), (), FRAMES.encode(message)))
             self._send_far(Unreachable((peer.id,), "closed"))
 
-    def _offer(self, number: int, key: Key, members: Iterable[Member], now: float) -> None:
-        self._offers.stamp += 1
-        new, touched = [], []
-        offers, ways, known = self._offers, self._ways.to, self._offers.over(number)
-        for node in {member.peer.node for member in members}:
-            self._search.note_speaker(node, key)
-        for member in members:
-            peer_id = member.peer.id
-            if not self._search.know(member.peer, now):
-                continue
-            if peer_id not in ways and not offers.to(peer_id):
-                offer = Offer(member, key, self._offers.stamp)
-                new.append(offer)
-            else:
-                before = known.get(peer_id)
+    def _offer(self, number: int, reached: Iterable[Reachable], now: float) -> None:
+        stamp = self._offers.stamp = self._offers.stamp + 1
+        offers: dict[str, Offer] = {}
+        for one in reached:
+            key, members = one.key, one.members
+            for node in {member.peer.node for member in members}:
+                self._search.note_speaker(node, key)
+            offers |= {member.peer.id: Offer(member, key, stamp) for member in members}
+        known = self._search.know((offer.member.peer for offer in offers.values()), now)
+        if len(known) < len(offers):
+            offers = {peer_id: offers[peer_id] for peer_id in known}
+        before, offered, ways = self._offers.over(number), self._offers.peers, self._ways.to
+        touched = [peer_id for peer_id in known if peer_id in ways or peer_id in offered]
+        new = {**offers}
+        for peer_id in touched:
+            old, offer = before.get(peer_id), new.pop(peer_id)
+            if old is not None and old.key < offer.key and old.key[1] == offer.key[1]:
                 # The same speaker has only begun to speak on purpose: that is no other way.
-                same = before is not None and before.key < key and before.key[1] == key[1]
-                stamp = before.stamp if before is not None and same else self._offers.stamp
-                offer = Offer(member, key, stamp)
-                touched.append(peer_id)
-            offers.put(number, offer)
-        self._take_first(number, key, new)
+                offers[peer_id] = Offer(offer.member, offer.key, old.stamp)
+        self._offers.put(number, offers)
+        self._take_first(number, tuple(new.values()))
         self._choose(touched, now)
 
-    def _take_first(self, number: int, key: Key, offers: Sequence[Offer]) -> None:
+    def _take_first(self, number: int, offers: Sequence[Offer]) -> None:
         """Take the first way to each of several peers: nothing has to be chosen. As in `_choose`
         for one offer, which costs each rank of a large world far more as it starts."""
         if not offers:
             return
         self._routing.forget()
-        members = tuple(offer.member for offer in offers)
-        if self._links.is_far(number):
-            way = (number, self._offers.stamp, key)
-            self._ways.passed.update((member.peer.id, way) for member in members)
+        is_far, stamp = self._links.is_far(number), self._offers.stamp
+        if is_far:
+            self._ways.passed |= {
+                offer.member.peer.id: (number, stamp, offer.key) for offer in offers
+            }
         if self._choice.may_take(number):
-            self._connections.open_new(members, [(number, self._offers.stamp)] * len(members))
-        if self._links.is_far(number):
-            self._send_near(Reachable(key, members))
+            members = tuple(offer.member for offer in offers)
+            self._connections.open_new(members, [(number, stamp)] * len(members))
+        if is_far:
+            for key, alike in groupby(offers, key=lambda offer: offer.key):
+                self._send_near(Reachable(key, tuple(offer.member for offer in alike)))
 
     def _withdraw(self, number: int, peers: Sequence[str], cause: CloseCause, now: float) -> None:
         for peer_id in peers:

@@ -83,11 +83,16 @@ class Routing:
 
     def _over_ways(self, ids: Iterable[str]) -> list[Route]:
         """Return the routes of this process's own messages."""
+        to = self._ways.to
         groups: dict[int, list[str]] = {}
+        last, group = 0, list[str]()
         for peer_id in ids:
-            way = self._ways.to.get(peer_id)
+            way = to.get(peer_id)
             if way is not None and way.chosen is not None:
-                groups.setdefault(way.chosen[0], []).append(peer_id)
+                link = way.chosen[0]
+                if link != last:  # most go over the same as the one before
+                    last, group = link, groups.setdefault(link, [])
+                group.append(peer_id)
         return self._named(groups)
 
     def _over_offers(self, ids: Iterable[str]) -> list[Route]:

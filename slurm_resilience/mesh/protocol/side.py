@@ -139,9 +139,10 @@ class Losses:
             del self._strikes[found]
         return found
 
-    def knows(self, peer_id: str) -> bool:
-        """Tell whether a peer was lost before."""
-        return peer_id in self.peers or peer_id in self.evicted or peer_id in self.gone_done
+    def know_any(self, peer_ids: Set[str]) -> bool:
+        """Tell whether any of these peers was lost before."""
+        lost = (self.peers.keys(), self.evicted.keys(), self.gone_done.keys())
+        return not all(ids.isdisjoint(peer_ids) for ids in lost)
 
     def find(self, peer_id: str) -> None:
         """Note that a peer is there again."""
@@ -273,11 +274,18 @@ class Side:
         is_over = bool(standing.evicted) or standing.finished
         return not is_over and state.view is None and state.worked is None
 
-    def is_new(self, peer: Peer) -> bool:
-        """Tell whether nothing is known of a peer, nor of any other on its seat."""
-        seat = peer.seat
-        is_other = 0 <= seat != self.me.seat
-        return is_other and not self.contacts.has_seat(seat) and not self.losses.knows(peer.id)
+    def are_new(self, peers: Sequence[Peer]) -> bool:
+        """Tell whether nothing is known of any of these peers, nor of others that sit, or sat, on
+        their seats."""
+        seats = {peer.seat for peer in peers}
+        return (
+            len(seats) == len(peers)
+            and min(seats, default=0) >= 0
+            and self.me.seat not in seats
+            and seats.isdisjoint(self.contacts.seats)
+            and not any(peer.incarnation for peer in peers)
+            and not self.losses.know_any({peer.id for peer in peers})
+        )
 
     def invitation(self) -> View | None:
         """Return the generation that the main thread should enter; None: there is none now."""
@@ -475,7 +483,7 @@ class Side:
     def greet(self) -> None:
         """Tell the status to those that were met in this turn: the one of the handshake may be
         old."""
-        new = tuple(number for number in self.untold if self.contacts.state(number) is not None)
+        new = self.contacts.open_of(self.untold)
         self.untold.clear()
         if new:
             # Before its first world it is seldom another one.

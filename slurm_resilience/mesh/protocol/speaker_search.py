@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 
 from slurm_resilience.mesh.model import Peer
 
@@ -46,17 +46,26 @@ class SpeakerSearch:
         self.written: dict[str, str] = {}
         """The nodes of the speakers that were found written down, by their id."""
 
-    def know(self, peer: Peer, at: float) -> bool:
-        """Note a rank of another node, and when one of it may be dialed, if none was known; tell
-        whether it is one, and not known to have ended."""
-        node = peer.node
-        if peer.seat < 0 or peer.id in self._dead or node == self._me.node:
-            return False
-        ranks = self._nodes.setdefault(node, {})
-        if peer.id not in ranks:
-            ranks[peer.id] = peer
-            self.next_at = min(self.next_at, self._due.setdefault(node, at))
-        return True
+    def know(self, peers: Iterable[Peer], at: float) -> list[str]:
+        """Note ranks of other nodes, and when one of each node may be dialed, if none was known.
+
+        Returns:
+            The ids of those that are such ranks, and not known to have ended.
+        """
+        mine, dead, nodes, due = self._me.node, self._dead, self._nodes, self._due
+        known = []
+        for peer in peers:
+            node = peer.node
+            if peer.seat < 0 or node == mine or peer.id in dead:
+                continue
+            ranks = nodes.setdefault(node, {})
+            if peer.id not in ranks:
+                ranks[peer.id] = peer
+                due_at = due.setdefault(node, at)
+                if due_at < self.next_at:
+                    self.next_at = due_at
+            known.append(peer.id)
+        return known
 
     def find(self, peer: Peer, now: float, patience: float, *, finds_me: bool) -> None:
         """Note the speaker of another node, as it is written down at a start.
@@ -76,7 +85,7 @@ class SpeakerSearch:
         self._tries[peer.node] = -1 if finds_me else 0
         # Another rank that takes a silent one's place dials this process.
         self._patience[peer.node] = max(START_SECONDS, patience)
-        self.know(peer, now)
+        self.know((peer,), now)
 
     def relies_on_speaker_of(self, node: str) -> bool:
         """Tell whether the written speaker of a node is enough: it was not dialed in vain."""

@@ -72,11 +72,10 @@ class WayConnections:
         first = self._count + 1
         self._count += len(members)
         numbers = tuple(range(-first, -self._count - 1, -1))
-        to, by_number = self._ways.to, self._ways.by_number
-        for number, member, way in zip(numbers, members, chosen, strict=True):
-            peer = member.peer
-            to[peer.id] = Way(peer, number, way)
-            by_number[number] = peer.id
+        peers = [member.peer for member in members]
+        ids = [peer.id for peer in peers]
+        self._ways.to.update(zip(ids, map(Way, peers, numbers, chosen), strict=True))
+        self._ways.by_number.update(zip(numbers, ids, strict=True))
         self._tell(SeveralProven(numbers, tuple(members)))
 
     def change(self, way: Way, best: Found) -> None:

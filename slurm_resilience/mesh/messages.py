@@ -21,7 +21,7 @@ from slurm_resilience.mesh.model import (
 )
 from slurm_resilience.wire.frames import FrameCodec
 
-PROTOCOL = 12
+PROTOCOL = 13
 MAX_FRAME_BYTES = 64 << 20
 """Bytes. The largest message is a value of the store, or the view of a large world."""
 MAX_UNPROVEN_BYTES = 16 << 10
@@ -107,7 +107,10 @@ class Vote(msgspec.Struct, frozen=True, tag="vote"):
 class NewGeneration(msgspec.Struct, frozen=True, tag="form"):
     """Be the next generation."""
 
-    view: View
+    generation: int
+    view: View | None = None
+    """None: the one of this number for which the receiver has voted. A large one takes its time to
+    be read."""
 
 
 class WorldKnown(msgspec.Struct, frozen=True, tag="world"):

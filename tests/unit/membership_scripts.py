@@ -233,7 +233,8 @@ class Script:
             (r"asks for (\S+) of (.+)", lambda m: VoteRequest(self._new_view(m[1], m[2]))),
             (r"votes for (\S+)(?:, as (.+))?", lambda m: self._vote(m[1], True, m[2])),
             (r"votes against (\S+)(?:, as (.+))?", lambda m: self._vote(m[1], False, m[2])),
-            (r"forms (\S+) of (.+)", lambda m: NewGeneration(self._new_view(m[1], m[2]))),
+            (r"forms (\S+) of (.+)", lambda m: _formed(self._new_view(m[1], m[2]))),
+            (r"forms (\S+)", lambda m: NewGeneration(generation(m[1]))),
             (r"ends (\S+) \((\w+)\)", lambda m: GenerationEnded(self._end(m[1], m[2], name))),
             (r"ends (\S+) for (\S+)", lambda m: GenerationEnded(self._end(m[1], "lost", m[2]))),
             (r"tells of (\S+) of (.+)", lambda m: WorldKnown(self._new_view(m[1], m[2]))),
@@ -327,8 +328,8 @@ class Script:
                 return f"vote for {_view(view)}"
             case Vote(generation=number, granted=granted):
                 return f"a vote {'for' if granted else 'against'} {shown(number)}"
-            case NewGeneration(view=view):
-                return f"new generation {_view(view)}"
+            case NewGeneration(generation=number, view=view):
+                return f"new generation {shown(number) if view is None else _view(view)}"
             case GenerationEnded(end=end):
                 return f"over is {_end(end)}"
             case Evict(reason=reason):
@@ -346,6 +347,10 @@ class Script:
             case Roster(peers=peers):
                 return f"known are {' '.join(other.id for other in peers)}"
         raise ValueError(message)
+
+
+def _formed(view: View) -> NewGeneration:
+    return NewGeneration(view.generation, view)
 
 
 def _view(view: View) -> str:

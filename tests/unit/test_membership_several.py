@@ -77,7 +77,7 @@ def _after(before: Known) -> Membership:
     words: dict[str, Any] = {
         "done": TrainingDone(),
         "lost node": NodeLost("n2", "gone", True),
-        "world": NewGeneration(_world(before.met)),
+        "world": NewGeneration(_world(before.met).generation, _world(before.met)),
     }
     if before.word in words and before.met:
         name = _peer(*before.met[0]).id

@@ -183,7 +183,7 @@ def test_a_change_that_comes_before_the_generation_is_known_reaches_all(tmp_path
 
 
 def told(by: Mesh, view: View) -> MessageReceived:
-    return MessageReceived(0, by.me.id, by.me.id, NewGeneration(view))
+    return MessageReceived(0, by.me.id, by.me.id, NewGeneration(view.generation, view))
 
 
 def test_a_large_value_passes(tmp_path: Path) -> None:

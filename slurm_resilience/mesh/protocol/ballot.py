@@ -80,14 +80,23 @@ class Promise:
     """The newest number that this process has voted for, and for whom it holds its vote."""
 
     def __init__(self) -> None:
-        self.number = 0
+        self._view = View(0, ())
         self.lead = ""
         self.until = 0.0
         """Until when no other lead gets a vote, for the world may be formed at any moment."""
 
-    def give(self, number: int, lead: str, until: float) -> None:
+    @property
+    def number(self) -> int:
+        """Return the newest number that this process has voted for."""
+        return self._view.generation
+
+    def give(self, view: View, lead: str, until: float) -> None:
         """Vote."""
-        self.number, self.lead, self.until = number, lead, until
+        self._view, self.lead, self.until = view, lead, until
+
+    def view_of(self, number: int) -> View | None:
+        """Return the world of a number; None: it is not the newest that this process voted for."""
+        return self._view if 0 < number == self.number else None
 
     def release(self) -> None:
         """Be free for another lead; the number stays."""

@@ -35,6 +35,7 @@ LAST_JUDGE = 10
 """After so many abort timeouts in the block of an ended generation a process ends itself. The other
 members judge it sooner, but they may all be gone, and peers that come later know nothing of its
 world and wait for it. Not sooner: what it holds may be the last copy of the model."""
+NEWER_FORMED = "a newer generation was formed"
 LOOK_SECONDS, LOOK_SECONDS_A_PEER = 0.05, 2.5e-4
 """Between two looks at peers that are still in the block of an ended generation."""
 
@@ -279,7 +280,7 @@ class Election:
         number = generation_number(counter_of(highest) + 1, side.me.seat, side.me.incarnation)
         view = View(number, members, side.rules.replica_size, side.rules.seats, reason)
         self._ballot = ballot = Ballot(view, side.me.id, now, wait)
-        self._promise.give(number, "", 0.0)
+        self._promise.give(view, "", 0.0)
         ballot.add({member.peer.id for member in present})
         self._send_request(ballot)
         return ballot
@@ -304,7 +305,7 @@ class Election:
         granted = self._may_vote(view, lead, now)
         if granted:
             self._ballot = None
-            self._promise.give(view.generation, lead, now + side.beat_seconds)
+            self._promise.give(view, lead, now + side.beat_seconds)
             if view.rank_of(side.me.id) < 0:
                 worlds.add(view)
         else:
@@ -369,12 +370,22 @@ class Election:
         found = (self._side.contacts.get(member.peer.id) for member in view.members)
         connections = tuple(contact.connection for contact in found if contact is not None)
         if connections:
-            self._side.effects.append(Send(connections, NewGeneration(view)))
+            self._side.effects.append(Send(connections, NewGeneration(view.generation)))
         self._adopt(view, now)
 
     # -- worlds that were formed ------------------------------------------------------------------
 
-    def consider(self, view: View, lead: str, now: float) -> None:
+    def hear_formed(self, formed: NewGeneration, lead: str, now: float) -> None:
+        """Take note of a generation that was formed."""
+        view = formed.view or self._promise.view_of(formed.generation)
+        if view is not None:
+            self._consider(view, lead, now)
+        else:
+            # This process has voted for a newer one since.
+            end = GenerationEnd(formed.generation, NEWER_FORMED)
+            self._side.send(lead, GenerationEnded(end))
+
+    def _consider(self, view: View, lead: str, now: float) -> None:
         """Adopt a generation, unless a living one is known of which its lead cannot know."""
         side = self._side
         elsewhere = self._is_elsewhere(view)
@@ -385,7 +396,7 @@ class Election:
         if not elsewhere and not old:
             self._adopt(view, now)
         elif view.rank_of(side.me.id) >= 0:
-            text = "a newer generation was formed" if old else "another world goes on"
+            text = NEWER_FORMED if old else "another world goes on"
             side.send(lead, GenerationEnded(GenerationEnd(view.generation, text)))
 
     def _is_elsewhere(self, view: View) -> bool:
@@ -408,7 +419,7 @@ class Election:
             return
         if side.generation.goes_on:
             number = side.generation.number
-            self._departures.end(GenerationEnd(number, "a newer generation was formed"), now)
+            self._departures.end(GenerationEnd(number, NEWER_FORMED), now)
         early_end = side.generation.adopt(view, now)
         self._promise.release()
         side.waiting.over()

@@ -237,7 +237,7 @@ class Membership:
             side.effects.append(Send(to, GenerationEnded(state.end)))
         elif contact.status.generation < state.view.generation:
             # It may not have heard. A large world takes time to say: not to those that are in it.
-            side.effects.append(Send(to, NewGeneration(state.view)))
+            side.effects.append(Send(to, NewGeneration(state.number, state.view)))
         side.effects.append(Reached(contact.connection))
 
     # -- messages ---------------------------------------------------------------------------------
@@ -322,8 +322,8 @@ class Membership:
                 self._election.vote(request, event.speaker, now)
             case Vote() as vote:
                 self._election.count(vote, event.speaker, now)
-            case NewGeneration(view=view):
-                self._election.consider(view, event.speaker, now)
+            case NewGeneration() as formed:
+                self._election.hear_formed(formed, event.speaker, now)
             case GenerationEnded(end=end):
                 self._hear_end(end, now)
             case _:

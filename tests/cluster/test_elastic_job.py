@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 import subprocess
@@ -13,7 +14,7 @@ from typing import Any
 
 import pytest
 from jobs import all_idle
-from test_living_step import XID, Run
+from test_living_step import TASK, XID, Run
 
 from slurm_resilience.lab import Lab, LabSpec
 from slurm_resilience.lab.programs import own_bin
@@ -75,6 +76,36 @@ def test_a_step_grows_by_a_free_node_and_gives_it_back(
     wait_for(lambda: "srun ended with 0" in run.ended(), 30, run)
     lab.run(["scancel", other], check=True)
     wait_for(lambda: all_idle(lab), 30, "every node is idle again")
+
+
+@pytest.mark.parametrize("mode", ["CANCEL", "REQUEUE"])
+def test_nodes_that_slurm_takes_at_once_while_ranks_start_are_no_failure(
+    fresh_lab: Callable[[LabSpec], Lab], wait_for: WaitFor, tmp_path: Path, mode: str
+) -> None:
+    """Without a GraceTime: the pause stays `elastic.snooze`, and does not double each time."""
+    wanted = spec(2)
+    partition = SCAVENGE.replace("GraceTime=20", "GraceTime=0").replace("CANCEL", mode)
+    options = wanted.options | {"PreemptMode": mode}
+    lab = fresh_lab(dataclasses.replace(wanted, options=options, partitions=(partition,)))
+    slow = tmp_path / "slow.sh"
+    # Ranks on companions take long to come.
+    slow.write_text(
+        '[ "$SRES_LENT" != 1 ] || { touch coming.$SLURM_JOB_ID.$SRES_COMPANION_JOB; sleep 600; }\n'
+        'exec "$@"\n'
+    )
+    words = f"sh {slow} {sys.executable} {TASK} 0"
+    run = Run(lab, tmp_path, nodes=1, srun="--auto-resume-max-nodes=2", line=words)
+    for times in range(1, 4):
+        coming = partial(lambda count: len([*tmp_path.glob("coming.*")]) == count, times)
+        wait_for(coming, 60, run)
+        other = submit(run, 1)
+        wait_for(partial(lambda count: run.text().count("not grown") == count, times), 60, run)
+        lab.run(["scancel", other], check=True)
+    said = [line for line in run.text().splitlines() if "not grown" in line]
+    assert all(line.endswith("asked again in 1 s") for line in said), said
+    run.end()
+    wait_for(lambda: "srun ended with 0" in run.ended(), 30, run)
+    wait_for(lambda: all_idle(lab), 60, "every node is idle again")
 
 
 def test_a_sick_node_of_the_job_is_left_when_another_one_is_in(

@@ -511,6 +511,24 @@ def test_a_step_whose_tasks_are_only_told_to_end(
     assert run(*lines).only_signalled is only_signalled
 
 
+@pytest.mark.parametrize(
+    ("lines", "is_preempted"),
+    [
+        ([ABORTED, PREEMPTED, EXITED], True),
+        ([ABORTED, PREEMPTED.replace("PREEMPTION", "JOB REQUEUE")], True),
+        ([ABORTED, f"a program quotes {PREEMPTED}"], False),
+        ([ABORTED, f"{CANCELLED} ***", EXITED], False),
+        ([ABORTED, PREEMPTED.replace("PREEMPTION", "NODE n4 FAILURE")], False),
+    ],
+)
+def test_a_step_that_slurm_preempts_without_a_grace_time(
+    lines: list[str], is_preempted: bool, capfd: pytest.CaptureFixture[str]
+) -> None:
+    step = run(*lines)
+    assert step.preempted is is_preempted
+    assert not (is_preempted and step.cancelled), "no person ended it"
+
+
 def test_our_own_order_to_end_is_no_preemption() -> None:
     ended = threading.Event()
     source, sink = os.pipe()

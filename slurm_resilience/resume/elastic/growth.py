@@ -114,7 +114,8 @@ class Growth:
             self.lose(FaultyNode(node, "Slurm gave it up", True) for node in failed)
             if not step.running and number in self._sruns:
                 del self._sruns[number]
-                self._tell(ev.GroupStepEnded(number, step.code, step.told_end.cancelled))
+                taken = step.told_end.cancelled or step.preempted
+                self._tell(ev.GroupStepEnded(number, step.code, taken))
         for event in self._requests.take():
             self._tell(event)
         self._tell(Tick())

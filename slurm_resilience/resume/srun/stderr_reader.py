@@ -13,10 +13,13 @@ from slurm_resilience.slurm.hostlists import expand
 
 # Patterns are compiled when srun prints something that they are for: no step waits for it.
 # What Slurm prints when the user cancels a step; a node failure is named.
-_CANCELLED = (
+_STEP_ENDS = (
     rb"(?m)^[^\n]{0,9}(?:slurmstepd[^ ]*:|\[[0-9T:.-]+\]) error: \*\*\* STEP (?P<step>\S+) ON \S+ "
-    rb"CANCELLED AT [0-9T:.-]+ (?P<why>\*\*\*|DUE to SIGNAL \w+|DUE TO TIME LIMIT)"
+    rb"CANCELLED AT [0-9T:.-]+ "
 )
+_CANCELLED = _STEP_ENDS + rb"(?P<why>\*\*\*|DUE to SIGNAL \w+|DUE TO TIME LIMIT)"
+# The same where it preempts the job without a GraceTime, or requeues it.
+_PREEMPTED = _STEP_ENDS + rb"DUE TO (?:PREEMPTION|JOB REQUEUE) "
 # The same for any cause, such as the end of the job.
 _ENDED_BY_SLURM = rb"\*\*\* STEP (\S+) ON \S+ CANCELLED AT "
 # What srun prints when a signal made it end its step.
@@ -130,6 +133,8 @@ class StderrReader:
         self.ended_steps: frozenset[str] = frozenset()
         """slurmstepd told that it ends these, for whatever cause."""
         self.timed_out_steps: frozenset[str] = frozenset()
+        self.preempted_steps: frozenset[str] = frozenset()
+        """Slurm ended these as it preempted their job at once, or requeued it."""
         self.failed_nodes: frozenset[str] = frozenset()
         """Slurm gave these nodes up while the step ran."""
         self.failed_launches: frozenset[FailedLaunch] = frozenset()
@@ -178,6 +183,8 @@ class StderrReader:
         if b"CANCELLED AT" in text:
             names = re.findall(_ENDED_BY_SLURM, text)[:_MOST_STEPS]
             self.ended_steps |= {name.decode("utf-8", "replace") for name in names}
+            names = re.findall(_PREEMPTED, text)[:_MOST_STEPS]
+            self.preempted_steps |= {name.decode("utf-8", "replace") for name in names}
         if b"CANCELLED AT" in text and not by_srun:
             self._read_cancelled(text)
         if _FORCED in text:

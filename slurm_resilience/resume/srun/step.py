@@ -223,6 +223,12 @@ class SrunStep:
         """Return whether Slurm reported that this step was cancelled at its time limit."""
         return any(map(self._is_own, self._stderr.timed_out_steps))
 
+    @property
+    def preempted(self) -> bool:
+        """Return whether Slurm reported that it preempted or requeued the step's job: no person
+        cancelled the step, and no task failed."""
+        return any(map(self._is_own, self._stderr.preempted_steps))
+
     def _is_own(self, name: str) -> bool:
         """Return whether a step's name is this one's: what tasks print may name any other."""
         whole = not self.name or self.name.endswith(".")

@@ -38,6 +38,18 @@ KILLED_MEANWHILE = "Unexpected missing socket error"
 FAILED_LAUNCH = "srun: error: Task launch for StepId=8.0 failed on node n2: Connection failure"
 NOT_LAUNCHED = "srun: error: task 1 launch failed: Slurmd could not connect IO"
 
+JUNK = [
+    "srun: error: unpackmem_xmalloc: Buffer to be unpacked is too large (2792580451 > 1073741824)",
+    "srun: error: unpacking header",
+    "srun: error: destroy_forward: no init",
+    "srun: error: slurm_unpack_received_msg: [[n5]:43956] Message receive failure",
+    "srun: error: eio_message_socket_accept: slurm_receive_msg[10.77.0.6:52340]: Cannot allocate",
+    "srun: error: io_init_msg_read_from_fd: reading slurm_io_init_msg failed: No error",
+    "srun: error: io_init_msg_unpack: unpack error",
+    "srun: error: failed reading io init message",
+]
+"""Lines that srun prints when another user sends bytes to its ports."""
+
 
 def run(
     *lines: str, program: str = 'printf "%s\\n" "$@" >&2', reports: StepReports | None = None
@@ -62,6 +74,8 @@ def run(
         ([ABORTED, KILLED], False, True),
         (["srun: error: Node failure on n2", ABORTED, KILLED], False, False),
         ([ABORTED, KILLED, "srun: error: Node failure on n2"], False, True),
+        ([*JUNK, ABORTED, KILLED], False, True),
+        ([*JUNK, "srun: error: Node failure on n2", ABORTED, KILLED], False, False),
         (["srun: error: Application launch failed: x", ABORTED, KILLED], False, False),
         ([FAILED_LAUNCH, ABORTED, f"{CANCELLED} ***", KILLED], False, False),
         # A person did not wait for it.

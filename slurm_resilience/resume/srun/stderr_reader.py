@@ -29,7 +29,12 @@ _FORCED = b"srun: forcing job termination"
 # node after the step was cancelled, the line about the node comes later.
 _ABORTED = b"srun: Job step aborted"
 _WAITS_UP_TO = rb"srun: Job step aborted: Waiting up to (\d{1,6}) seconds"
-_CAUSE = rb"(?m)^srun: error: (?!\S+: tasks? [\d,-]+: )"
+# Nor is what strangers send to srun's ports (a scanner, another user).
+_CAUSE = (
+    rb"(?m)^srun: error: (?!\S+: tasks? [\d,-]+: |eio_message_socket_accept: |unpack"
+    rb"|destroy_forward: |slurm_(?:unpack_received|receive)_msg|io_init_msg_"
+    rb"|failed reading io init message)"
+)
 # A node that Slurm gave up under a step that lives on, and tasks that ended badly.
 _NODE_FAILURE = rb"(?m)^srun: error: Node failure on (\S+)$"
 _TASK_ENDED = rb"(?m)^srun: error: (\S+): tasks? ([\d,-]+): ([^\n]*)$"

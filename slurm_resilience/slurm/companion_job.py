@@ -52,6 +52,8 @@ pause=0
 while sleep $pause; do
     pause={look}
     now=$(date +%s)
+    # The clock may be set back: the nodes would be held until it has caught up.
+    [ "$now" -lt "$used" ] && used=$now
     if ! shown=$(squeue -a -r -h -j {job} -O JobID:16,State:16,RestartCnt:12 2>&1); then
         case $shown in
         *"Invalid job id"*) exit 0 ;;

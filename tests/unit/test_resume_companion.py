@@ -287,6 +287,18 @@ def test_its_script_ends_when_nothing_uses_it(tmp_path: Path, lent: bool, looks:
     assert (tmp_path / "looks").read_text().count(".") == looks
 
 
+def test_its_script_ends_though_the_clock_of_its_node_is_set_back(tmp_path: Path) -> None:
+    tools = {
+        "squeue": "echo '12 RUNNING 0'",
+        "scontrol": "echo 'Job step 57 not found' >&2; exit 1",
+        # The first two hours are taken back at once.
+        "date": "echo . >> clock; n=$(wc -l < clock); [ $n = 1 ] && echo 7200 || expr 50 '*' $n",
+        "sleep": 'echo . >> looks; [ "$(wc -l < looks)" -lt 9 ]',
+    }
+    assert run_script(tmp_path, tools, lent=True) == 0
+    assert (tmp_path / "looks").read_text().count(".") == 3
+
+
 def allocation_of(slurm: FakeSlurm) -> Allocation:
     made = Allocation(slurm, slurm.job(1), threading.Event(), patience=1.0, permits_expansion=True)
     made.companions.supervisor = 4711

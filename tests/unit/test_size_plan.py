@@ -470,6 +470,18 @@ def test_a_companion_that_is_suspended_is_given_back() -> None:
     assert [type(a) for a in story.tick(30.0)] == [ev.AskForGroup]
 
 
+def test_a_companion_that_is_suspended_as_it_starts_was_ended_by_no_person() -> None:
+    """Between two looks: nodes are asked for again after a snooze, however often that happens."""
+    story = Story(size(1))
+    for _ in range(3):
+        story.tick()
+        (job,) = story.jobs
+        given_back, said = story.tell(ev.CompanionSeen(0, job, "SUSPENDED", ("g2",)))
+        assert given_back == ev.GiveBack(0, job, ())
+        assert said == ev.SayNotGrown(f"job {job} was suspended", SETTINGS.snooze)
+        story.now += SETTINGS.snooze
+
+
 def test_a_number_that_slurm_gives_anew_is_the_later_groups() -> None:
     """A slurmctld that was killed has forgotten the companion whose ranks step."""
     story = grown(1, 1)

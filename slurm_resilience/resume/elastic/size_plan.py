@@ -216,6 +216,9 @@ class SizePlan:
             group.nodes, group.since = seen.nodes, now
             group.deadline = now + self._size.settings.timeout
             yield ev.StartGroup(group.number, group.companion, self._slots(group))
+        elif group.state is _S.ASKED and seen.state == "SUSPENDED":
+            # Slurm gave it nodes and took them, between two looks: nothing has failed.
+            yield from self._vacate(group, now, taken=f"job {group.companion} was suspended")
         elif group.state is _S.ASKED and not waits and not runs:
             # A person has ended the request: it is not made again at once.
             ended = f"job {group.companion} was ended while it waited"

@@ -13,7 +13,7 @@ import msgspec
 from slurm_resilience.clock import SYSTEM_CLOCK, Clock
 from slurm_resilience.errors import UsageError
 from slurm_resilience.mesh.model import Peer
-from slurm_resilience.mesh.speaker_files import SpeakerFiles, file_name, whole_name
+from slurm_resilience.mesh.speaker_files import SpeakerFiles, file_name, read_plain, whole_name
 from slurm_resilience.wire.frames import UNREADABLE
 
 
@@ -220,7 +220,7 @@ class SharedDirectory:
                     continue
             if name not in self._read:  # a peer never changes
                 with contextlib.suppress(OSError, *UNREADABLE):
-                    entry = (place / name).read_bytes()
+                    entry = read_plain(place / name)
                     self._read[name] = msgspec.json.decode(entry, type=Peer)
             if name in self._read:
                 found.append(self._read[name])
@@ -280,7 +280,7 @@ class SharedDirectory:
 
     def ended(self) -> TrainingOutcome | None:
         try:
-            return msgspec.json.decode((self.path / "outcome").read_bytes(), type=TrainingOutcome)
+            return msgspec.json.decode(read_plain(self.path / "outcome"), type=TrainingOutcome)
         except (OSError, *UNREADABLE):
             return None
 

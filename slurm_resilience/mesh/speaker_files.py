@@ -8,8 +8,10 @@ ranks. It is a hint: what is wrong or missing here is found by talking, as witho
 from __future__ import annotations
 
 import contextlib
+import errno
 import logging
 import os
+import stat
 from collections.abc import Iterator
 from pathlib import Path
 from urllib.parse import quote, unquote
@@ -172,9 +174,25 @@ def whole_name(part: str) -> str | None:
     return unquote(part) if len(part) < NAME_LETTERS else None
 
 
+def read_plain(path: Path) -> bytes:
+    """Return what is in a file.
+
+    Raises:
+        OSError: it cannot be read; or it is a pipe, which is not waited for, or a directory.
+    """
+    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    try:
+        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+            raise OSError(errno.EINVAL, "not a regular file", str(path))
+        with os.fdopen(descriptor, "rb", closefd=False) as file:
+            return file.read()
+    finally:
+        os.close(descriptor)
+
+
 def _read(path: Path) -> Peer | None:
     with contextlib.suppress(OSError, *UNREADABLE):
-        return msgspec.json.decode(path.read_bytes(), type=Peer)
+        return msgspec.json.decode(read_plain(path), type=Peer)
     return None
 
 

@@ -7,6 +7,7 @@ import os
 import shutil
 import socket
 import threading
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -158,6 +159,25 @@ def test_a_secret_that_another_may_have_put_there_is_not_taken(tmp_path: Path) -
     for _ in range(2):
         with pytest.raises(UsageError, match="hexadecimal"):
             place.other_secret()
+
+
+@pytest.mark.parametrize("kind", [os.mkfifo, os.mkdir])
+def test_what_is_no_file_in_the_place_of_one_is_passed_over(
+    tmp_path: Path, kind: Callable[[Path], None]
+) -> None:
+    """A pipe would be waited for, by each rank that comes."""
+    place = SharedDirectory(tmp_path)
+    known = Peer("known", 0, node="n1", host="127.0.0.1", port=1)
+    place.enter(known)
+    (tmp_path / "speakers").mkdir()
+    for name in ("peers/other@n2.json", "speakers/n1.json", "outcome"):
+        kind(tmp_path / name)
+    found: list[object] = []
+    reads = (place.peers, place.ended, lambda: place.speakers.read(known).here)
+    reader = threading.Thread(target=lambda: found.extend(read() for read in reads), daemon=True)
+    reader.start()
+    until(lambda: not reader.is_alive(), "nothing is waited for")
+    assert found == [[known], None, None]
 
 
 def test_files_that_were_cleaned_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -26,6 +26,8 @@ from slurm_resilience.slurm.client import SlurmClient
 
 _MAKE_TRIES = 3
 """Another supervisor may just remove the folders that it leaves empty."""
+SILENT_SECONDS = 15.0
+"""Before the log tells of a file system that does not answer at the start."""
 LOOKS_BETWEEN_LINES = 360
 """Between two lines of a fence that cannot be raised, or seen: about an hour."""
 UNSEEN_LOOKS = 6
@@ -56,7 +58,8 @@ class Fence:
         self.directory, self._problem = "", ""
         """Every node of the job sees it; empty: there is none."""
         try:
-            self.directory = open_directory(self._base, job.id, host_calls.pid)
+            with host_calls.watched(SILENT_SECONDS, self._tell_silent):
+                self.directory = open_directory(self._base, job.id, host_calls.pid)
         except OSError as error:
             self._problem = str(error)
         self.history_folder = Path(self.directory).parent if self.directory else None
@@ -71,6 +74,12 @@ class Fence:
         """Looks in a row at which the fence was down and could not be raised."""
         self._looks_unseen = 0
         """Looks in a row at which it could not be seen."""
+
+    def _tell_silent(self) -> None:
+        report.say(
+            f"no step is started yet: the file system of {self._base} has not answered for "
+            f"{SILENT_SECONDS:.0f} s; where it never will, start the job in another directory"
+        )
 
     def _keep_history_in(self, home: Path | None) -> None:
         """Make a folder for the attempts in the user's own. It holds no fence: a container that

@@ -9,6 +9,7 @@ import stat
 import subprocess
 import sys
 import tempfile
+import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -233,6 +234,33 @@ def test_the_attempts_outlive_a_requeue_where_the_directory_cannot_be_written(
     history.remove()
     own.remove()
     assert list(home.iterdir()) == []
+
+
+@pytest.mark.parametrize("is_silent", [True, False])
+def test_a_file_system_that_does_not_answer_at_the_start_is_told_of(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_silent: bool
+) -> None:
+    """The log had no line while the job hung there."""
+    told, lines = threading.Event(), list[str]()
+
+    def take(line: str) -> None:
+        lines.append(line)
+        told.set()
+
+    def answer(*_: object) -> str:
+        assert told.wait(30) or not is_silent
+        return str(tmp_path)
+
+    if is_silent:
+        monkeypatch.setattr(fence, "SILENT_SECONDS", 0.0)
+        monkeypatch.setattr(fence, "open_directory", answer)
+    slurm, threads = FakeSlurm(2), threading.active_count()
+    with report.written_to(take):
+        own = fence.Fence(slurm, slurm.job(slurm.submit(2)), 0, Host(tmp_path, tmp_path))
+    assert [f"the file system of {tmp_path} has not answered" in line for line in lines] == (
+        [True] if is_silent else []
+    )
+    assert own.directory and threading.active_count() == threads, "none is left to take signals"
 
 
 def test_a_home_of_another_user_is_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

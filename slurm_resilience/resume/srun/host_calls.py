@@ -6,7 +6,7 @@ import contextlib
 import os
 import socket
 import threading
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
 from signal import Signals
@@ -83,6 +83,25 @@ class HostCalls:
         except (OSError, ValueError):
             return None
         return home if own else None
+
+    @contextlib.contextmanager
+    def watched(self, seconds: float, tell: Callable[[], None]) -> Iterator[None]:
+        """Have a thread tell of it where what is entered takes longer: this one may wait in the
+        kernel, for a file system that does not answer.
+
+        Args:
+            seconds: from now on.
+            tell: called at most once.
+        """
+        timer = threading.Timer(seconds, tell)
+        timer.daemon = True
+        timer.start()
+        try:
+            yield
+        finally:
+            timer.cancel()
+            # It would take signals of this process.
+            timer.join()
 
     def receive_signals(self, on_signal: Callable[[Signals, bool], None]) -> None:
         """Hand each signal to the supervisor on, from now on."""

@@ -169,6 +169,24 @@ def test_a_request_that_waits_for_a_person_is_told_of_once(
     assert told[1].startswith(f"job {job} waits, for PartitionTimeLimit: ") and len(told) == 2
 
 
+@pytest.mark.parametrize(
+    ("reason", "told"),
+    [
+        ("PartitionTimeLimit", ": this job may run for longer"),
+        ("JobHeldAdmin", ": a person holds it"),
+        ("JobHeldUser", ": a person holds it"),
+        ("PartitionInactive", ": an administrator has closed that partition"),
+        ("PartitionDown", ": an administrator has closed that partition"),
+        ("InvalidQOS", ": an administrator has removed that QOS"),
+        ("QOSMaxJobsPerUserLimit", ": a limit of its QOS"),
+        ("AssocGrpNodeLimit", ": a limit of your account"),
+        ("ReqNodeNotAvail", " (squeue shows it)"),
+    ],
+)
+def test_the_log_says_who_can_let_a_request_start(reason: str, told: str) -> None:
+    assert companion_requests.hint(reason).startswith(told)
+
+
 def test_sruns_that_are_over_are_forgotten_as_a_step_grows() -> None:
     clock = SystemClock()
     signals = UserSignals(threading.Event(), threading.Event(), clock)

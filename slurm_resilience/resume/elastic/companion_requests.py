@@ -35,14 +35,24 @@ STOP_SECONDS = 20.0
 Order = ev.AskForGroup | ev.AskGroupToLeave | ev.GiveBack
 
 
+_HINTS = {
+    "PartitionTimeLimit": "this job may run for longer than that partition allows; give the job a "
+    "shorter --time, or srun another --auto-resume-partition",
+    "JobHeld": "a person holds it, until scontrol release",
+    "Partition": "an administrator has closed that partition; wait, or srun another "
+    "--auto-resume-partition",
+    "InvalidQOS": "an administrator has removed that QOS; srun another --auto-resume-qos",
+    "QOS": "a limit of its QOS; an administrator can raise it, and it may pass as other jobs end",
+    "Assoc": "a limit of your account; an administrator can raise it, and it may pass as other "
+    "jobs end",
+}
+"""By the beginning of Slurm's word for what a companion waits for."""
+
+
 def hint(reason: str) -> str:
     """Return what a person can do about a companion that waits for this. Pure."""
-    if reason == "PartitionTimeLimit":
-        return (
-            ": this job may run for longer than that partition allows; give the job a shorter "
-            "--time, or srun another --auto-resume-partition"
-        )
-    return " (squeue shows it)"
+    found = next((text for word, text in _HINTS.items() if reason.startswith(word)), "")
+    return f": {found}" if found else " (squeue shows it)"
 
 
 class CompanionRequests:

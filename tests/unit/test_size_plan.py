@@ -13,6 +13,7 @@ from slurm_resilience.mesh.model import Peer
 from slurm_resilience.resume.elastic import size_events as ev
 from slurm_resilience.resume.elastic.elastic_size import ElasticSize
 from slurm_resilience.resume.elastic.size_plan import (
+    BEHIND_SECONDS,
     MOST_ASKED,
     PROVEN_SECONDS,
     GroupState,
@@ -360,6 +361,7 @@ def test_a_person_has_the_youngest_leave_and_come_back() -> None:
     assert [type(a) for a in late] == 2 * [ev.AskGroupToLeave], "a step may take hours"
     for step, rank in ((2, 3), (3, 4)):
         del story.training[rank]
+        story.look()
         (said, _) = story.tell(ev.GroupStepEnded(step, 0))
         assert isinstance(said, ev.SayShrank) and said.reason == "resized to 3 nodes by alice"
     assert story.tick(3600.0) == [], "what a person does not want is not asked for"
@@ -398,6 +400,7 @@ def test_ranks_that_go_for_a_person_are_asked_again() -> None:
     assert story.tick(59.0) == []
     assert story.tick(1.0) == [first] and story.tick(1.0) == [] and story.tick(60.0) == [first]
     del story.training[2]
+    story.look()
     story.tell(ev.GroupStepEnded(1, 0))
     assert story.tick(120.0) == []
 
@@ -480,6 +483,44 @@ def test_a_companion_that_is_suspended_as_it_starts_was_ended_by_no_person() -> 
         assert given_back == ev.GiveBack(0, job, ())
         assert said == ev.SayNotGrown(f"job {job} was suspended", SETTINGS.snooze)
         story.now += SETTINGS.snooze
+
+
+def without_more(story: Story) -> None:
+    """Have Slurm refuse further requests, and the companion's srun end; its ranks step on."""
+    story.refuses = True
+    story.tell(ev.GroupStepEnded(1, 137, cancelled=True))
+    assert story.state(0) is GroupState.VACANT
+
+
+def test_ranks_that_slurm_has_lost_do_not_step_for_ever() -> None:
+    """Their slurmstepd was killed: the node is free for others, and nothing else ends them."""
+    story = grown(1)
+    without_more(story)
+    assert not [a for a in story.tick(BEHIND_SECONDS - 1) if isinstance(a, TellTraining)]
+    (told,) = [a for a in story.tick(1.0) if isinstance(a, TellTraining)]
+    assert (told.node.node, told.node.dead) == ("g2", True)
+    assert story.plan.lost.ids == {"2@g2"}
+    assert not [a for a in story.tick(BEHIND_SECONDS) if isinstance(a, TellTraining)], "once"
+
+
+@pytest.mark.parametrize("node", ["", "n1", "n7"])
+def test_ranks_that_have_ended_or_moved_are_not_cut_off(node: str) -> None:
+    story = grown(1)
+    without_more(story)
+    del story.training[2]
+    if node:
+        story.training[2] = node
+    story.look()
+    assert not [a for a in story.tick(BEHIND_SECONDS) if isinstance(a, TellTraining)]
+
+
+def test_ranks_on_a_node_that_was_given_again_are_not_cut_off() -> None:
+    story = grown(1)
+    story.tell(ev.GroupStepEnded(1, 0))
+    story.tick(SETTINGS.snooze)
+    assert story.grant(0) == ("g2",)
+    story.step_in(0)
+    assert not [a for a in story.tick(BEHIND_SECONDS) if isinstance(a, TellTraining)]
 
 
 def test_a_number_that_slurm_gives_anew_is_the_later_groups() -> None:

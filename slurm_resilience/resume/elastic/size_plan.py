@@ -25,6 +25,7 @@ from slurm_resilience.resume.decide.transitions import advance
 from slurm_resilience.resume.elastic import size_events as ev
 from slurm_resilience.resume.elastic.elastic_size import ElasticSize
 from slurm_resilience.resume.live_step.live_events import (
+    FaultyNode,
     NodesFaulty,
     TellTraining,
     Tick,
@@ -42,6 +43,9 @@ ASK_AGAIN_SECONDS = 60.0
 and Slurm may not have passed the first signal on."""
 GONE_SECONDS = 120.0
 """For the ranks of a group that goes. Slurm ends them sooner, where it takes the nodes back."""
+
+BEHIND_SECONDS = 60.0
+"""For ranks to end whose nodes were given back. Slurm kills them after KillWait, 30 s."""
 
 PROVEN_SECONDS = 600.0
 """Ranks that die by themselves within so long of their first step are taken for ones that did not
@@ -114,6 +118,16 @@ class NodeGroup:
         return self.state in (_S.JOINING, _S.IN, _S.LEAVING)
 
 
+@dataclass(frozen=True)
+class LeftRanks:
+    """Ranks on a node that was given back."""
+
+    slot: NodeSlot
+    reason: str
+    ended_by: float
+    """They have ended by then, unless Slurm knows nothing of them any more."""
+
+
 @dataclass
 class LostPeers:
     """Processes on dead nodes: they do not say goodbye."""
@@ -146,6 +160,8 @@ class SizePlan:
         last = range(size.most, size.most + size.groups[0])
         self._stand_in = NodeGroup(len(self.groups), last)
         self.groups.append(self._stand_in)
+        self._behind: dict[str, LeftRanks] = {}
+        """By the name of the node."""
         self._sick: dict[str, float] = {}
         """Since when each node is known to be sick that still works."""
         self.lost = LostPeers()
@@ -341,6 +357,10 @@ class SizePlan:
         # No pause where Slurm has not taken the nodes back: a person may want them again soon.
         for_a_person = leaves and math.isinf(group.deadline)
         companion, nodes, steps = group.companion, group.nodes, group.steps
+        if group.holds_nodes:
+            reason, ended_by = failed or taken or group.reason, now + BEHIND_SECONDS
+            left = {slot.node: LeftRanks(slot, reason, ended_by) for slot in self._slots(group)}
+            self._behind.update(left)
         failed, group.failed = failed or group.failed, ""
         group.failures = group.failures + 1 if failed else 0
         pause = 0.0 if for_a_person else settings.snooze
@@ -363,6 +383,7 @@ class SizePlan:
     # -- time ---------------------------------------------------------------------------------
 
     def _on_tick(self, now: float) -> Iterator[ev.SizeAction]:
+        yield from self._cut_off(now)
         for group in self.groups:
             is_due = group.state is _S.VACANT and now >= group.again_at
             if is_due and self._is_next(group) and self._may_ask_for(group):
@@ -388,6 +409,21 @@ class SizePlan:
                 reason = "all is whole again" if group is self._stand_in else others
                 self._begin_to_leave(group, reason, now)
                 yield ev.AskGroupToLeave(group.companion, group.steps)
+
+    def _cut_off(self, now: float) -> Iterator[ev.SizeAction]:
+        """Tell the training of ranks that step on nodes which were given back long ago: Slurm has
+        lost them (slurmstepd was killed, or the node taken out of slurm.conf), and gives their node
+        to others."""
+        for node, left in tuple(self._behind.items()):
+            if now < left.ended_by:
+                continue
+            del self._behind[node]
+            here = {peer.seat for peer in self._seen.peers if peer.node == node}
+            is_new = any(node in group.nodes for group in self.groups)
+            if here & set(left.slot.seats) & set(self._seen.running) and not is_new:
+                reason = f"given back, and its ranks step still; {left.reason}"
+                yield TellTraining(FaultyNode(node, reason, True))
+                self.lost.lose(node)
 
     def _let_go(self, group: NodeGroup, now: float) -> Iterator[ev.SizeAction]:
         """Have a group leave that a person does not want any more: between two steps, however long

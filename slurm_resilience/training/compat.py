@@ -14,7 +14,7 @@ import functools
 import importlib
 import operator
 import sys
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from datetime import timedelta
 from typing import Any, NamedTuple, TypeVar
 
@@ -332,6 +332,29 @@ def buffer_places(modules: Sequence[nn.Module]) -> list[tuple[dict[str, Any], st
         for part in module.modules()
         for key in part._buffers
     ]
+
+
+@seen("2.13")
+def buffer_names(modules: Mapping[str, nn.Module]) -> dict[tuple[int, str], str]:
+    """Return the name of every buffer, by the id of its table and its key there.
+
+    Args:
+        modules: name → module.
+    """
+    return {
+        (id(part._buffers), key): ".".join(filter(None, (name, path, key)))
+        for name, module in modules.items()
+        for path, part in module.named_modules()
+        for key in part._buffers
+    }
+
+
+@seen("2.13")
+def keeps_running_averages(part: nn.Module) -> bool:
+    """Tell whether a module keeps averages of what it has seen, of which each rank may have its
+    own: a norm, an observer of ranges."""
+    is_observer = type(part).__module__.startswith("torch.ao.")
+    return isinstance(part, nn.modules.batchnorm._NormBase) or is_observer
 
 
 @seen("2.13")

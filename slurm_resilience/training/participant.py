@@ -13,6 +13,7 @@ from slurm_resilience.mesh.model import GenerationEnd, PeerStatus, Phase, View
 from slurm_resilience.training import inject
 from slurm_resilience.training.data.gradient_weights import GradientWeights
 from slurm_resilience.training.departure import Departure
+from slurm_resilience.training.guards.replica_check import Checksums
 from slurm_resilience.training.guards.rule_guards import RuleGuards
 from slurm_resilience.training.guards.witness import Correction, ReplicaFault, correction_line
 from slurm_resilience.training.loaders import Loaders
@@ -242,9 +243,11 @@ class Participant:
             self.watch.waits_in_update()
         replicas, witness, view = self.guards.replicas, self.guards.witness, self.group.view
         words = self.loaders.words()._replace(certified=self.healer.certified_copy + 1)
-        fault = replicas.compare(
-            self.group, self.step, words, self.healer.replica_words, self.healer.modules
+        sent = self.group.wrappers.sent_buffers
+        checksums = Checksums(
+            self.healer.replica_words, lambda: self.healer.buffer_words(sent()), self.healer.modules
         )
+        fault = replicas.compare(self.group, self.step, words, checksums)
         if fault is not None:
             recovers = "recovery" in self.where.parts and "state" in self.where.parts
             correction = witness.judge(fault) if recovers else Correction.TELL

@@ -332,6 +332,21 @@ def _() -> None:
     assert bool((module.running_mean == 1).all())
 
 
+@tries("buffer_names")
+def _() -> None:
+    module = nn.Sequential(nn.BatchNorm1d(2))
+    names = compat.buffer_names({"model": module})
+    places = [(id(owner), key) for owner, key in compat.buffer_places([module])]
+    assert "model.0.running_var" in {names[place] for place in places}
+
+
+@tries("keeps_running_averages")
+def _() -> None:
+    kinds = nn.BatchNorm1d(2), nn.InstanceNorm1d(2, track_running_stats=True), nn.SyncBatchNorm(2)
+    assert all(map(compat.keeps_running_averages, kinds))
+    assert not compat.keeps_running_averages(nn.LayerNorm(2))
+
+
 @tries("is_gradient_scaler")
 def _() -> None:
     assert compat.is_gradient_scaler(torch.amp.GradScaler("cpu"))

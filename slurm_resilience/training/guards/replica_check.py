@@ -60,6 +60,19 @@ class RankWords(NamedTuple):
     """Checksum of the state of torch's random numbers."""
     were_apart: int = 0
     """1: this process saw, in an earlier world, that each rank drew random numbers of its own."""
+    buffers: int = 0
+    """Checksum of the buffers that the last update has left."""
+
+
+class Checksums(NamedTuple):
+    """A rank's checksums by name, each made when it is asked for."""
+
+    state: Callable[[], Mapping[str, int]]
+    """Checksums of what is equal on all replicas."""
+    buffers: Callable[[], Mapping[str, int]]
+    """Checksums of buffers, but for those that ranks may have of their own."""
+    modules: Collection[str] = ()
+    """Names under which modules are tracked: theirs begin with one, and a dot."""
 
 
 class RankDifference(NamedTuple):
@@ -80,8 +93,9 @@ def differences(rows: Sequence[RankWords], replica_size: int) -> list[RankDiffer
     """
     found = []
     parts = [range(part, len(rows), replica_size) for part in range(replica_size)]
-    if odd := [rank for part in parts for rank in _odd(rows, part, "state")]:
-        found.append(RankDifference("state", tuple(sorted(odd))))
+    for field in ("state", "buffers"):
+        if odd := [rank for part in parts for rank in _odd(rows, part, field)]:
+            found.append(RankDifference(field, tuple(sorted(odd))))
     everyone = range(len(rows))
     for field in ("length", "content"):
         # One of another length holds other samples as well: that is told once.
@@ -206,8 +220,7 @@ class ReplicaCheck:
         group: ProcessGroups,
         step: int,
         given: RankWords,
-        state_words: Callable[[], Mapping[str, int]],
-        modules: Collection[str] = (),
+        checksums: Checksums,
     ) -> ReplicaFault | None:
         """Compare all ranks; every rank of the world comes here before the same update.
 
@@ -215,8 +228,7 @@ class ReplicaCheck:
             group: the world.
             step: committed steps.
             given: what the loaders gave.
-            state_words: checksums by name of what is equal on all replicas.
-            modules: names under which modules are tracked: theirs begin with one, and a dot.
+            checksums: of this rank.
 
         Returns:
             What differs between replicas; None: nothing, or it was not looked at yet.
@@ -226,10 +238,12 @@ class ReplicaCheck:
         """
         began = self._clock.monotonic()
         first = self._updates == 1
-        names = {} if first else state_words()
+        names = {} if first else checksums.state()
+        buffers = {} if first else checksums.buffers()
         every = self._wanted(step, began, self._clock.monotonic() - began)
         words = given._replace(
             state=_sum(names),
+            buffers=_sum(buffers),
             every=every,
             random=content_digest(torch.get_rng_state()),
             were_apart=int(self._apart_in < self._worlds),
@@ -246,9 +260,11 @@ class ReplicaCheck:
                     one.ranks,
                     tuple(differ),
                     is_outvoted([row.state for row in rows], size),
-                    all(_is_parameter(name, modules) for name in differ),
+                    all(_is_parameter(name, checksums.modules) for name in differ),
                     min(row.certified for row in rows) - 1,
                 )
+            elif one.what == "buffers":
+                self._tell_buffers(group, step, buffers, one.ranks)
             else:
                 self._tell(group, _LINES[one.what].format(ranks=_ranks(one.ranks)))
         self._compare_random_numbers(group, rows)
@@ -286,6 +302,18 @@ class ReplicaCheck:
             "(schedule, scaler, averages, an optimizer's own attributes)",
         )
         return differ
+
+    def _tell_buffers(
+        self, group: ProcessGroups, step: int, names: Mapping[str, int], odd: tuple[int, ...]
+    ) -> None:
+        usual, differ = _names_that_differ(group, names, odd)
+        self._tell(
+            group,
+            f"step {step}: buffers differ: {_ranks(odd)} from rank {usual} in {_some(differ)}. If "
+            "forward, or an update, computes with them, ranks train different models, and a "
+            "replaced one takes those of a peer: make them equal before each s.update() "
+            "(all_reduce), or wrap by s.ddp, whose forward sends those of rank 0",
+        )
 
     def _compare_random_numbers(self, group: ProcessGroups, rows: Sequence[RankWords]) -> None:
         """Tell of ranks that draw the same since a fault, for all that each drew its own before. A

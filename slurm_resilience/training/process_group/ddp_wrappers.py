@@ -42,6 +42,15 @@ class DdpWrappers:
         self._ready = []
         return list(self._alive)
 
+    def sent_buffers(self) -> set[int]:
+        """Return the ids of the buffers that each forward takes from rank 0."""
+        return {
+            id(buffer)
+            for one in self._alive
+            if isinstance(one, Wrapper) and one.broadcast_buffers
+            for buffer in one.module.buffers()
+        }
+
     def unreduced(self) -> Wrapper | None:
         """Return one that has not exchanged all gradients of its last backward."""
         if self._ready is None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import logging
+from collections.abc import Collection
 from typing import Any
 
 import torch
@@ -403,6 +404,10 @@ class Healer:
     def replica_words(self) -> dict[str, int]:
         """Return checksums by name of what is equal on all replicas."""
         return self.tracked.replica_words() if self.tracked is not None else {}
+
+    def buffer_words(self, but: Collection[int]) -> dict[str, int]:
+        """Return checksums by name of buffers, but for those with these ids."""
+        return self.tracked.buffer_words(but) if self.tracked is not None else {}
 
     def written(self, timeout: float) -> bool:
         """Tell whether no checkpoint is under way any more, after so many seconds at most."""

@@ -7,7 +7,7 @@ the parameters' version counters, which tell whether anything changed a paramete
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any
 
 import torch
@@ -68,6 +68,14 @@ class _Buffers:
             used, kept = self._big[number]
             describe.local_shard(used).copy_(describe.local_shard(kept))
         self._versions = compat.versions([used for used, _ in self._big])
+
+    def kept(self) -> list[tuple[torch.Tensor | None, torch.Tensor | None]]:
+        """Return the buffer at each place, and its value at the mark."""
+        tensors = [one for one in self._seen if one is not None]
+        small = [one for one in tensors if describe.local_shard(one).nbytes <= SMALL_BYTES]
+        values = {id(one): kept for one, kept in zip(small, self._small[1], strict=True)}
+        values |= {id(one): kept for one, kept in self._big}
+        return [(one, values.get(id(one))) for one in self._seen]
 
     def _changed(self) -> list[tuple[int, int]]:
         """Return number and present version of each big buffer that was written to."""
@@ -185,7 +193,7 @@ class RollbackPoint:
         scalers: Sequence[Any],
         generators: Sequence[TrackedGenerator] = (),
     ) -> None:
-        self._modules = list(modules.values())
+        self._modules = modules
         self._scalers = scalers
         self._generators = generators
         self._drawn: list[dict[str, Any]] = []
@@ -202,8 +210,8 @@ class RollbackPoint:
                 named.setdefault(id(parameter), (f"optimizer.{number}", parameter))
         self._names = [name for name, _ in named.values()]
         self._parameters = [parameter for _, parameter in named.values()]
-        self._buffers = _Buffers(self._modules)
-        self._free = {p for module in self._modules for p in adapters.written_by_forward(module)}
+        self._buffers = _Buffers(list(modules.values()))
+        self._free = {p for module in modules.values() for p in adapters.written_by_forward(module)}
         self._contents = ContentSample(
             [None if id(one) in self._free else one for one in self._parameters]
         )
@@ -233,7 +241,7 @@ class RollbackPoint:
     def rollback(self) -> tuple[str, ...]:
         """Go back to the mark. Returns the parameters that something changed since: not empty
         means that the state is dirty."""
-        for module in self._modules:
+        for module in self._modules.values():
             adapters.reshard(module)
         self._buffers.rollback()
         self._rng.rollback()
@@ -241,6 +249,28 @@ class RollbackPoint:
             generator.load_state_dict(state)
         self.forget_gradients()
         return self.changed()
+
+    def marked_buffers(self, but: Collection[int]) -> dict[str, torch.Tensor]:
+        """Return by name the buffers as they were at the mark, but for running averages of a norm,
+        which follow from each rank's own batches.
+
+        Args:
+            but: ids of those that are left out.
+        """
+        own = {
+            id(part._buffers)
+            for module in self._modules.values()
+            for part in module.modules()
+            if not compat.keeps_running_averages(part)
+        }
+        found = {}
+        names = compat.buffer_names(self._modules)
+        for (table, key), (used, value) in zip(
+            self._buffers.places, self._buffers.kept(), strict=False
+        ):
+            if value is not None and id(table) in own and id(used) not in but:
+                found[names[id(table), key]] = value
+        return found
 
     def changed(self) -> tuple[str, ...]:
         """Return the parameters that something was written to since the mark. Without kept values,

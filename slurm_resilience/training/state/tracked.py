@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Any
 
 import torch
@@ -104,8 +104,9 @@ class Tracked:
         """Return checksums by name of what is equal on all replicas after every step, whatever the
         training: parameters, options of optimizers, schedulers.
 
-        Ranks may differ rightfully in buffers, and in objects of the training's own. An optimizer's
-        tensors are left out: where they differ, the parameters do one step later.
+        Ranks may differ rightfully in buffers (see `buffer_words`), and in objects of the
+        training's own. An optimizer's tensors are left out: where they differ, the parameters do
+        one step later.
         """
         values: dict[str, Any] = {}
         for name, thing in self._objects.items():
@@ -118,6 +119,22 @@ class Tracked:
                 values[name] = adapters.options_of(thing)
             elif isinstance(thing, torch.optim.lr_scheduler.LRScheduler):
                 values[name] = thing.state_dict()
+        return by_name(_captured(values, None))
+
+    def buffer_words(self, but: Collection[int]) -> dict[str, int]:
+        """Return checksums by name of the buffers that the last update has left. What forward has
+        written since follows from each rank's own batch, until the program exchanges it.
+
+        Args:
+            but: ids of buffers that are left out, since each forward makes them equal.
+        """
+        if self._marks is None:
+            return {}
+        values: dict[str, Any] = {}
+        for path, value in self._marks.marked_buffers(but).items():
+            name, _, inside = path.partition(".")
+            if self._choice.takes_buffer(inside):
+                values.setdefault(name, {})[inside] = value
         return by_name(_captured(values, None))
 
     def frozen_words(self) -> dict[str, int]:

@@ -1,0 +1,105 @@
+"""Programs that write to buffers: ranks whose buffers differ are told of, and those that may have
+their own are not."""
+
+from __future__ import annotations
+
+import pytest
+from naive import USUAL, Program, told_nothing, warned
+
+pytestmark = pytest.mark.training
+pytest.importorskip("torch", reason="torch is not installed")
+
+ALONE = USUAL.replace("s.ddp(model)", "model").replace(
+    "    with s.update()", "    average(model, s.world)\n    with s.update()"
+)
+CODEBOOK = """
+class Codebook(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.line = nn.Linear(8, 1)
+        self.register_buffer("codes", torch.zeros(8))
+
+    def forward(self, x):
+        self.codes.lerp_(x.mean(0), 0.1)
+        return self.line(x - self.codes)
+
+def build():
+    torch.manual_seed(0)
+    model = Codebook()
+    return model, torch.optim.SGD(model.parameters(), 0.01)
+"""
+MICROBATCHES = """
+model, opt = s.once(build)
+s.track(model=model, opt=opt)
+for step in s.microbatches(DATA, model, size=2, count=4, steps=4):
+    for x, y in step:
+        step.backward(nn.functional.mse_loss(model(x), y))
+    with s.update():
+        opt.step()
+"""
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        ALONE,
+        USUAL.replace("s.ddp(model)", "s.ddp(model, broadcast_buffers=False)"),
+        MICROBATCHES,
+    ],
+    ids=["without a wrapper", "not sent by it", "microbatches"],
+)
+def test_buffers_that_each_rank_has_of_its_own_are_told(run: Program, body: str) -> None:
+    """Each rank trained another model, and no comparison looked at buffers."""
+    warned(run(body, CODEBOOK), "step 1: buffers differ: rank 1 from rank 0 in model.codes")
+
+
+def test_buffers_that_ddp_sends_are_told_nothing(run: Program) -> None:
+    told_nothing(run(USUAL, CODEBOOK))
+
+
+def test_a_buffer_that_one_rank_alone_changes_is_told(run: Program) -> None:
+    """It was no parameter, and so it was never seen."""
+    body = ALONE.replace("steps=4", "steps=12").replace(
+        "opt.zero_grad()",
+        "opt.zero_grad()\n        if s.rank == 1 and s.step == 6:\n            model.codes += 1",
+    )
+    parts = CODEBOOK.replace("        self.codes.lerp_(x.mean(0), 0.1)\n", "")
+    done = run(body, parts, options="digest_every=1")
+    warned(done, "step 7: buffers differ: rank 1 from rank 0 in model.codes")
+
+
+AVERAGES = """
+def build():
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(8, 4), nn.BatchNorm1d(4), nn.Linear(4, 1))
+    return model, torch.optim.SGD(model.parameters(), 0.01)
+"""
+COUNTS = """
+class Balanced(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.line = nn.Linear(8, 1)
+        self.register_buffer("seen", torch.zeros(8))
+        self.register_buffer("bias", torch.zeros(8))
+
+    def forward(self, x):
+        self.seen += x.detach().sum(0)
+        return self.line(x + self.bias)
+
+def build():
+    torch.manual_seed(0)
+    model = Balanced()
+    return model, torch.optim.SGD(model.parameters(), 0.01)
+"""
+
+
+@pytest.mark.parametrize("parts", [AVERAGES, COUNTS], ids=["batch norm", "summed in each step"])
+def test_buffers_that_ranks_may_have_of_their_own_are_told_nothing(
+    run: Program, parts: str
+) -> None:
+    """A batch norm is the rank's own; what is counted in a step is exchanged before its update."""
+    body = ALONE
+    if parts is COUNTS:
+        body = body.replace("    with", "    dist.all_reduce(model.seen)\n    with")
+        body += "        model.bias -= 0.01 * model.seen.sign()\n        model.seen.zero_()\n"
+    told_nothing(run(body, parts, options="digest_every=1"))

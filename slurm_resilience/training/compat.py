@@ -350,6 +350,16 @@ def buffer_names(modules: Mapping[str, nn.Module]) -> dict[tuple[int, str], str]
 
 
 @seen("2.13")
+def has_memory(tensor: torch.Tensor) -> bool:
+    """Tell whether a tensor's numbers lie in memory of its own, one beside the other: not those of
+    a sparse one, of one that a compiler only thinks of, or of one that was seen inside of a
+    function that `torch.func` differentiates."""
+    if tensor.layout != torch.strided or isinstance(tensor, torch._subclasses.FakeTensor):
+        return False
+    return not torch._C._functorch.is_functorch_wrapped_tensor(tensor)
+
+
+@seen("2.13")
 def keeps_running_averages(part: nn.Module) -> bool:
     """Tell whether a module keeps averages of what it has seen, of which each rank may have its
     own: a norm, an observer of ranges."""

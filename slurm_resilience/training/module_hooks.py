@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
+import torch
 from torch import nn
 
 from slurm_resilience.training import inject
+from slurm_resilience.training.compat import has_memory
 from slurm_resilience.training.watch import Watch, listen
 
 
@@ -38,5 +40,21 @@ class ModuleHooks:
         """Make the backward of a tracked module a place for a drill's fault, under DDP or not."""
         for module in objects:
             if isinstance(module, nn.Module) and module not in self._armed and inject.armed():
-                module.register_full_backward_pre_hook(lambda *_: self._point("backward"))
+                # No method: a copy.deepcopy of the module would copy this object, too.
+                module.register_forward_hook(lambda *call: self._strike_at(call[-1]))
                 self._armed.add(module)
+
+    def _strike_at(self, output: Any) -> None:
+        """Let a fault strike where the gradient of an output comes. (A module's own hook of its
+        backward would be an error inside of `torch.func`.)"""
+        for tensor in _tensors(output):
+            if tensor.requires_grad and has_memory(tensor):
+                tensor.register_hook(lambda _: self._point("backward"))  # type: ignore[no-untyped-call]
+
+
+def _tensors(output: Any) -> Iterator[torch.Tensor]:
+    if isinstance(output, torch.Tensor):
+        yield output
+    elif isinstance(output, Mapping | list | tuple):
+        for one in output.values() if isinstance(output, Mapping) else output:
+            yield from _tensors(one)

@@ -20,6 +20,7 @@ torch = pytest.importorskip("torch", reason="torch is not installed")
 
 import torch.distributed as dist  # noqa: E402
 from torch import nn  # noqa: E402
+from torch._subclasses import FakeTensorMode  # noqa: E402
 from torch.distributed.fsdp import fully_shard  # noqa: E402
 from torch.distributed.tensor import DTensor  # noqa: E402
 
@@ -345,6 +346,16 @@ def _() -> None:
     kinds = nn.BatchNorm1d(2), nn.InstanceNorm1d(2, track_running_stats=True), nn.SyncBatchNorm(2)
     assert all(map(compat.keeps_running_averages, kinds))
     assert not compat.keeps_running_averages(nn.LayerNorm(2))
+
+
+@tries("has_memory")
+def _() -> None:
+    inside = []
+    torch.func.grad(lambda one: (inside.append(one), one.sum())[1])(torch.ones(2))
+    with FakeTensorMode():
+        inside.append(torch.ones(2))
+    assert not any(map(compat.has_memory, (*inside, torch.ones(2).to_sparse())))
+    assert compat.has_memory(torch.ones(2)) and compat.has_memory(linear().weight)
 
 
 @tries("is_gradient_scaler")

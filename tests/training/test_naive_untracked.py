@@ -97,6 +97,17 @@ def test_a_look_at_the_programs_code_that_fails_ends_no_training(run: Program) -
     told_nothing(run(COUNTED.format("0.9 ** n"), parts))
 
 
+def test_a_look_at_the_programs_objects_that_fails_ends_no_training(run: Program) -> None:
+    """A tensor may be of a kind that is not known yet."""
+    parts = (
+        "from slurm_resilience.training.guards import kept_copies, kept_generators\n"
+        "def fails(*_): raise RuntimeError\n"
+        "kept_copies._copies = kept_generators._state = fails\n"
+        "noise = torch.Generator()"
+    )
+    told_nothing(run(USUAL, parts))
+
+
 def test_buffers_of_a_loss_that_is_not_tracked_are_told(run: Program) -> None:
     """A running centre was changed twice by a step that was repeated, and was not healed."""
     parts = """

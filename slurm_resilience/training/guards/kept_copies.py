@@ -18,7 +18,7 @@ import torch
 from torch import nn
 from torch.distributed.tensor import DTensor
 
-from slurm_resilience.training.compat import versions
+from slurm_resilience.training.compat import has_memory, versions
 from slurm_resilience.training.state import adapters
 
 LOOKED_AT = 4096
@@ -196,4 +196,5 @@ def _is_equal(tensors: Sequence[torch.Tensor], like: _Like) -> bool:
 
 
 def _is_plain(one: torch.Tensor) -> bool:
-    return not (isinstance(one, DTensor) or nn.parameter.is_lazy(one) or one.is_meta)
+    other = isinstance(one, DTensor) or nn.parameter.is_lazy(one) or one.is_meta
+    return not other and has_memory(one)

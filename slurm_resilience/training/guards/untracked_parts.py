@@ -7,6 +7,8 @@ process are looked through, once. Those that are made later tell of it.
 
 from __future__ import annotations
 
+import contextlib
+import logging
 import weakref
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
@@ -33,9 +35,20 @@ from slurm_resilience.training.guards.kept_generators import KeptGenerators
 from slurm_resilience.training.guards.late_optimizers import LateOptimizer, parameters_of
 from slurm_resilience.training.guards.plain_attributes import PlainAttributes, UntrackedBuffers
 
+log = logging.getLogger("sres.training")
+
 MOST_OBJECTS = 3_000_000
 """In a process with more (a dataset of Python objects), looking through them takes seconds."""
 _KINDS = (LRScheduler, AveragedModel, torch.amp.GradScaler)
+
+
+@contextlib.contextmanager
+def _ends_no_training() -> Iterator[None]:
+    """Leave a look that fails: the objects of a process may be of any kind."""
+    try:
+        yield
+    except Exception as error:
+        log.debug("some objects of the program are not looked at: %r", error)
 
 
 class _Part(NamedTuple):
@@ -83,7 +96,8 @@ class UntrackedParts:
             one.stop()
         self._late = []
         # What was there before the training is older than the weights that were found now.
-        self.copies.begin(() if is_trained else newer_objects(), modules)
+        with _ends_no_training():
+            self.copies.begin(() if is_trained else newer_objects(), modules)
 
     def copies_made(self, modules: Sequence[nn.Module]) -> tuple[str, ...]:
         """Return the kinds of copies that were made of the weights since a world began: at the
@@ -91,8 +105,11 @@ class UntrackedParts:
         if not self._looks_for_copies:
             return ()
         self._looks_for_copies -= 1
-        everything = newer_objects()
-        return self.copies.made(everything, modules) if len(everything) <= MOST_OBJECTS else ()
+        with _ends_no_training():
+            everything = newer_objects()
+            if len(everything) <= MOST_OBJECTS:
+                return self.copies.made(everything, modules)
+        return ()
 
     def look(self, tracked: Iterable[Any], modules: Iterable[nn.Module]) -> None:
         """Find them, the first time that this is called; from then on, see those that are made.
@@ -115,11 +132,13 @@ class UntrackedParts:
         alive = [one for one in everything if issubclass(type(one), _KINDS)]
         self._found = [_Part(one, _before(one)) for one in untracked(alive, tracked)]
         self.has_schedule = any(isinstance(part.thing, LRScheduler) for part in self._found)
-        self.generators.look(everything, tracked)
+        with _ends_no_training():
+            self.generators.look(everything, tracked)
         averages = [part for part in alive if isinstance(part, AveragedModel)]
         modules = list(modules)
-        self.copies.look(everything, modules, averages)
-        self.buffers.look(everything, [*modules, *averages])
+        with _ends_no_training():
+            self.copies.look(everything, modules, averages)
+            self.buffers.look(everything, [*modules, *averages])
 
     def looked_at(self, *, but_locals: bool) -> None:
         """Note that all parts were looked at before an update: see `is_over`.

@@ -37,6 +37,10 @@ class OnceCache:
             self._kept[key] = build(*args)
         return self._kept[key]
 
+    def values(self) -> list[Any]:
+        """Return all that was built."""
+        return list(self._kept.values())
+
     def _tell_other_values(self, key: Hashable, build: Callable[..., Any]) -> None:
         """Warn where two calls in one entry of the block are taken for the same, and may not be:
         the second is given what the first has built."""

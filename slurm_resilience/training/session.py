@@ -41,6 +41,7 @@ class Session:
     def __init__(self, participant: Participant) -> None:
         self._participant = participant
         self._built = OnceCache(lambda: participant.attempt)
+        participant.guards.state.watch_kept(self._built.values)
         self._update = Update(participant)
         self._thread = threading.get_ident()
         self._is_up = False

@@ -52,7 +52,7 @@ class OptimizerWatch:
             step: the same.
         """
         self.stop()
-        self._optimizers, self._modules = optimizers, modules
+        self._optimizers, self.modules = optimizers, modules
         self.rates.enter(optimizers, looks=listen, leads=leads, step=step)
         self._inside = False
         self._count = self._before = 0
@@ -116,7 +116,7 @@ class OptimizerWatch:
         return stepped or not tells_of_steps(tracked) or are_one(tracked, other)
 
     def _trained(self) -> set[int]:
-        return {id(one) for module in self._modules for one in module.parameters()}
+        return {id(one) for module in self.modules for one in module.parameters()}
 
     def _note(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
         self._count += 1

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
 from itertools import chain
 from typing import Any
 
@@ -17,6 +17,7 @@ from slurm_resilience.training.garbage import let_go_of_older_objects
 from slurm_resilience.training.guards.late_additions import LateAdditions
 from slurm_resilience.training.guards.optimizer_watch import OptimizerWatch
 from slurm_resilience.training.guards.rate_watch import COUNTS, LOOKS
+from slurm_resilience.training.guards.untracked_parts import ends_no_training
 from slurm_resilience.training.state import Tracked
 from slurm_resilience.training.state.adapters import has_own_state
 from slurm_resilience.training.state.generators import is_generator
@@ -64,11 +65,11 @@ class StateWatch:
         self._tracked = tracked
         self._tell = tell
         self._updates = 0
+        self._optimizing.parts.kept.begin(objects.values())
         self.is_done = False
         """True where nothing more is looked for in this world: on a rank that tells nothing, after
         the first updates. (In those, all ranks ask the training's own objects for their state,
         which may take a collective.)"""
-        self._modules = [one for one in objects.values() if isinstance(one, nn.Module)]
         self._schedules = {
             name: one for name, one in objects.items() if isinstance(_steps(one), int)
         }
@@ -86,11 +87,11 @@ class StateWatch:
         self._late.enter(self._optimizers, modules, listen=tracked is not None and tell)
         listen = tracked is not None and tell
         self._optimizing.enter(
-            self._optimizers, self._modules, listen=listen, leads=leads, step=step
+            self._optimizers, list(modules.values()), listen=listen, leads=leads, step=step
         )
         if listen:
             self._optimizing.parts.attributes.begin(modules)
-            self._optimizing.parts.begin(self._modules, is_trained=step != 0)
+            self._optimizing.parts.begin(self._optimizing.modules, is_trained=step != 0)
         elif tracked is not None:
             let_go_of_older_objects()  # another rank looks through its own
         # The objects themselves, so that no other one gets their id.
@@ -125,6 +126,22 @@ class StateWatch:
         elif not self._optimizing.steps_outside and (changed := self._tracked.written()):
             self._warn_changed(changed)
 
+    def watch_kept(self, source: Callable[[], Iterable[Any]]) -> None:
+        """Name what gives the objects that are kept from world to world."""
+        self._optimizing.parts.kept.source = source
+
+    def _warn_of_kept(self) -> None:
+        """Warn of what `s.once` keeps, changes, and is not tracked."""
+        with ends_no_training():
+            if changing := self._optimizing.parts.kept.changing():
+                self._warn(
+                    f"{_some(changing)}, kept by s.once, changes in each step and is not tracked: "
+                    "a step that is repeated after a fault changes it twice, and a replaced rank "
+                    "begins anew. That is harmless where only a log reads it; if the result "
+                    "depends on it, track it, s.track(model=…, opt=…, kept=…): a tensor, or an "
+                    "object with state_dict and load_state_dict; and change it in s.update()"
+                )
+
     def _look_closely(
         self, turn: int, tracked: Tracked, *, asked_step: bool, loaders: Mapping[str, ReplayLoader]
     ) -> None:
@@ -147,7 +164,7 @@ class StateWatch:
         changed = tracked.changed()
         if turn == 0:
             self._look_for_copies()
-            if self._tell and (line := self._late.hooks.grown(self._modules)):
+            if self._tell and (line := self._late.hooks.grown(self._optimizing.modules)):
                 self._warn(line)
             changed += tuple(n for n, one in self._optimizers.items() if self._replaced(n, one))
         if turn == 1:
@@ -210,6 +227,8 @@ class StateWatch:
             return
         for name, one in self._schedules.items():
             self._counts[name] = _steps(one)
+        if self._tell and not self._optimizing.parts.kept.is_over:
+            self._warn_of_kept()
         if self._updates <= CLOSELY:
             self._contents = {name: _content(one) for name, one in self._others.items()}
 
@@ -314,7 +333,7 @@ class StateWatch:
     def _look_for_copies(self) -> None:
         """Warn of copies that the function has made of the weights, before they change."""
         may_look = self._tell and not self._may_count
-        if may_look and (made := self._optimizing.parts.copies_made(self._modules)):
+        if may_look and (made := self._optimizing.parts.copies_made(self._optimizing.modules)):
             self._warn(
                 f"a copy of the weights ({_some(made)}) is made in the training function: after a "
                 "fault it is made anew, of the weights as they are then. If the result depends on "
@@ -325,10 +344,11 @@ class StateWatch:
     def _look_for_untracked(self) -> None:
         found = self._optimizing.untracked()
         if self._tell and not self._may_count:
-            tracked = (self._modules, self._schedules.values(), self._optimizers.values())
+            modules = self._optimizing.modules
+            tracked = (modules, self._schedules.values(), self._optimizers.values())
             generators = self._tracked.generators() if self._tracked is not None else []
             more = (self._others.values(), generators)
-            self._optimizing.parts.look(chain(*tracked, *more), self._modules)
+            self._optimizing.parts.look(chain(*tracked, *more), modules)
         if found and not self._may_count:
             self._warn(
                 f"the model is trained by an optimizer that is not tracked ({_some(found)}): a "

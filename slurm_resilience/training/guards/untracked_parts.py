@@ -32,6 +32,7 @@ from slurm_resilience.training.garbage import (
 from slurm_resilience.training.guards.code.local_counts import LocalCounts
 from slurm_resilience.training.guards.kept_copies import KeptCopies
 from slurm_resilience.training.guards.kept_generators import KeptGenerators
+from slurm_resilience.training.guards.kept_objects import KeptObjects
 from slurm_resilience.training.guards.late_optimizers import LateOptimizer, parameters_of
 from slurm_resilience.training.guards.plain_attributes import PlainAttributes, UntrackedBuffers
 
@@ -43,7 +44,7 @@ _KINDS = (LRScheduler, AveragedModel, torch.amp.GradScaler)
 
 
 @contextlib.contextmanager
-def _ends_no_training() -> Iterator[None]:
+def ends_no_training() -> Iterator[None]:
     """Leave a look that fails: the objects of a process may be of any kind."""
     try:
         yield
@@ -78,6 +79,7 @@ class UntrackedParts:
         self.buffers = UntrackedBuffers()
         self.generators = KeptGenerators()
         self.locals = LocalCounts()
+        self.kept = KeptObjects()
         self._found: list[_Part] | None = None
         """None: they were not looked for yet."""
         self.has_schedule = False
@@ -96,7 +98,7 @@ class UntrackedParts:
             one.stop()
         self._late = []
         # What was there before the training is older than the weights that were found now.
-        with _ends_no_training():
+        with ends_no_training():
             self.copies.begin(() if is_trained else newer_objects(), modules)
 
     def copies_made(self, modules: Sequence[nn.Module]) -> tuple[str, ...]:
@@ -105,7 +107,7 @@ class UntrackedParts:
         if not self._looks_for_copies:
             return ()
         self._looks_for_copies -= 1
-        with _ends_no_training():
+        with ends_no_training():
             everything = newer_objects()
             if len(everything) <= MOST_OBJECTS:
                 return self.copies.made(everything, modules)
@@ -132,11 +134,11 @@ class UntrackedParts:
         alive = [one for one in everything if issubclass(type(one), _KINDS)]
         self._found = [_Part(one, _before(one)) for one in untracked(alive, tracked)]
         self.has_schedule = any(isinstance(part.thing, LRScheduler) for part in self._found)
-        with _ends_no_training():
+        with ends_no_training():
             self.generators.look(everything, tracked)
         averages = [part for part in alive if isinstance(part, AveragedModel)]
         modules = list(modules)
-        with _ends_no_training():
+        with ends_no_training():
             self.copies.look(everything, modules, averages)
             self.buffers.look(everything, [*modules, *averages])
 

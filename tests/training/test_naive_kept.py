@@ -1,0 +1,128 @@
+"""Programs that keep by `s.once` what changes from step to step, and do not track it."""
+
+from __future__ import annotations
+
+import pytest
+from naive import USUAL, Program, told_nothing, warned
+
+pytestmark = pytest.mark.training
+pytest.importorskip("torch", reason="torch is not installed")
+
+KEPT = {
+    "a curriculum": ("Curriculum", "kept.length", "kept.grow()", "Curriculum.length"),
+    "experiences": ("Experiences", "kept.draw()", "kept.add(x)", "Experiences.seen"),
+    "weights": ("torch.ones, 8", "kept.mean()", "kept.add_(1)", "Tensor"),
+    "an array": ("np.ones, 8", "float(kept.mean())", "kept += 1", "ndarray"),
+    "a list": ("list", "len(kept)", "kept.append(x)", "a list"),
+    "in a tuple": ("lambda: (0, Curriculum())", "kept[1].length", "kept[1].grow()", "Curriculum"),
+}
+PARTS = """
+import collections
+import numpy as np
+
+class Curriculum:
+    def __init__(self):
+        self.length = 1
+
+    def grow(self):
+        self.length += 1
+
+    def state_dict(self):
+        return dict(vars(self))
+
+    def load_state_dict(self, state):
+        vars(self).update(state)
+
+class Experiences:
+    def __init__(self):
+        self.seen = collections.deque([torch.ones(1)], maxlen=9)
+
+    def draw(self):
+        return self.seen[0].mean()
+
+    def add(self, x):
+        self.seen.append(x)
+"""
+
+
+def _body(made: str, read: str, changed: str) -> str:
+    body = USUAL.replace("s.track", f"kept = s.once({made})\ns.track")
+    return body.replace("net(x)", f"net(x) * {read}").replace(
+        "opt.step()", f"opt.step()\n        {changed}"
+    )
+
+
+@pytest.mark.parametrize("kind", KEPT)
+def test_what_once_keeps_and_nothing_tracks_is_told(run: Program, kind: str) -> None:
+    """A step that was repeated changed it twice, and a replaced rank began with a new one."""
+    made, read, changed, name = KEPT[kind]
+    done = run(_body(made, read, changed), PARTS)
+    warned(done, f"sres: seat 0: {name}")
+    warned(done, "kept by s.once, changes in each step and is not tracked")
+
+
+def test_a_second_model_that_once_keeps_is_told(run: Program) -> None:
+    """A model of rewards with an optimizer of its own: neither was tracked."""
+    body = USUAL.replace("s.track", "rewards, other = s.once(build, 1)\ns.track")
+    body = body.replace("net = ", "extra = s.ddp(rewards)\nnet = ").replace(
+        "    with", "    nn.functional.mse_loss(extra(x), y).backward()\n    with"
+    )
+    parts = """
+    def build(number=0):
+        torch.manual_seed(number)
+        model = nn.Linear(8, 1)
+        return model, torch.optim.SGD(model.parameters(), 0.01)
+    """
+    done = run(body + "        other.step()\n        other.zero_grad()\n", parts)
+    warned(done, "Linear.weight, kept by s.once, changes in each step and is not tracked")
+
+
+def test_a_loss_whose_parameters_a_tracked_optimizer_trains_is_told_nothing(run: Program) -> None:
+    parts = """
+    def build():
+        torch.manual_seed(0)
+        model, weigh = nn.Linear(8, 1), nn.Linear(1, 1)
+        every = [*model.parameters(), *weigh.parameters()]
+        return model, weigh, torch.optim.SGD(every, 0.01)
+    """
+    body = USUAL.replace("model, opt = s", "model, weigh, opt = s")
+    body = body.replace("net(x)", "weigh(net(x))")
+    told_nothing(run(body.replace("    with", "    average(weigh, s.world)\n    with"), parts))
+
+
+def test_what_once_keeps_and_is_tracked_is_told_nothing(run: Program) -> None:
+    body = _body(*KEPT["a curriculum"][:3])
+    told_nothing(run(body.replace("opt=opt)", "opt=opt, kept=kept)"), PARTS))
+
+
+@pytest.mark.parametrize(
+    ("made", "changed"),
+    [
+        ("list", "kept.append(float(x.mean()))"),
+        ("dict", "kept[s.rank] = (1, 'a word')"),
+        ("Samples", "kept.read += 1"),
+        ("Stream", "kept.read += 1"),
+        ("Last", "kept.batch, kept.loss = x.detach(), float(x.mean())"),
+        ("collections.Counter", "kept['steps'] += 1"),
+    ],
+    ids=["a list of losses", "a dict of words", "a dataset", "a stream", "the last", "counts"],
+)
+def test_what_once_keeps_and_is_no_state_is_told_nothing(
+    run: Program, made: str, changed: str
+) -> None:
+    parts = (
+        PARTS
+        + """
+class Samples(torch.utils.data.Dataset):
+    read = 0
+
+class Stream:
+    read = 0
+    def __iter__(self):
+        return iter(())
+
+class Last:
+    batch = loss = None
+"""
+    )
+    told_nothing(run(_body(made, "1", changed), parts))

@@ -251,6 +251,7 @@ class Session:
             while (batch := self._next(batches)) is not END:
                 participant.weights.given(loader)
                 if participant.guards.replicas.looks_at_batches:
+                    participant.guards.state.batch_given()
                     participant.loaders.look(loader, batch)
                 yield batch
         finally:

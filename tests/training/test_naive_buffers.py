@@ -103,3 +103,33 @@ def test_buffers_that_ranks_may_have_of_their_own_are_told_nothing(
         body = body.replace("    with", "    dist.all_reduce(model.seen)\n    with")
         body += "        model.bias -= 0.01 * model.seen.sign()\n        model.seen.zero_()\n"
     told_nothing(run(body, parts, options="digest_every=1"))
+
+
+@pytest.mark.parametrize("place", ["after", "inside", "before"])
+def test_a_buffer_that_is_written_after_the_update_is_told(run: Program, place: str) -> None:
+    """A fault in the next step put it back, and one write was lost on all ranks alike."""
+    parts = CODEBOOK.replace("        self.codes.lerp_(x.mean(0), 0.1)\n", "")
+    write = "model.codes.lerp_(torch.full((8,), float(s.step)), 0.1)\n"
+    if place == "after":
+        done = run(ALONE + f"    {write}", parts)
+        warned(done, "model.codes, a buffer, changed between s.update() and the next batch")
+    elif place == "inside":
+        told_nothing(run(ALONE + f"        {write}", parts))
+    else:
+        told_nothing(run(ALONE.replace("    with", f"    {write}    with"), parts))
+
+
+def test_buffers_between_batches_of_one_update_are_told_nothing(run: Program) -> None:
+    body = """
+    model, opt = s.once(build)
+    s.track(model=model, opt=opt)
+    for number, (x, y) in enumerate(s.loader(DATA, global_batch=8, steps=8, epochs=None), 1):
+        dist.all_reduce(x)
+        nn.functional.mse_loss(model(x), y).backward()
+        if number % 2 == 0:
+            average(model, s.world)
+            with s.update():
+                opt.step()
+                opt.zero_grad()
+    """
+    told_nothing(run(body, CODEBOOK))

@@ -65,6 +65,7 @@ class StateWatch:
         self._tracked = tracked
         self._tell = tell
         self._updates = 0
+        self._has_committed = False
         self._optimizing.parts.kept.begin(objects.values())
         self.is_done = False
         """True where nothing more is looked for in this world: on a rank that tells nothing, after
@@ -220,11 +221,25 @@ class StateWatch:
             "computes gradients anew)"
         )
 
+    def batch_given(self) -> None:
+        """Warn, at the first batch after an update, of buffers that something has written to since:
+        no forward of a step did."""
+        if not self._has_committed or not self._tell or self._tracked is None:
+            return
+        self._has_committed = False
+        if changed := self._tracked.changed_buffers():
+            self._warn(
+                f"{_some(changed)}, a buffer, changed between s.update() and the next batch: a "
+                "fault in the next step puts it back. Change it inside of `with s.update():`, or "
+                "before it, as forward does"
+            )
+
     def commit(self) -> None:
         """Note what an update has left."""
         self._optimizing.rates.commit()
         if self.is_done:
             return
+        self._has_committed = self._updates > 0
         for name, one in self._schedules.items():
             self._counts[name] = _steps(one)
         if self._tell and not self._optimizing.parts.kept.is_over:

@@ -7,7 +7,7 @@ the parameters' version counters, which tell whether anything changed a paramete
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -257,20 +257,31 @@ class RollbackPoint:
         Args:
             but: ids of those that are left out.
         """
+        return {name: value for name, used, value in self._own_buffers() if id(used) not in but}
+
+    def changed_buffers(self) -> tuple[str, ...]:
+        """Return the names of the buffers that have another value than at the mark, but for running
+        averages of a norm."""
+        return tuple(
+            name
+            for name, used, value in self._own_buffers()
+            if used is not value and not _is_same(used, value)
+        )
+
+    def _own_buffers(self) -> Iterator[tuple[str, torch.Tensor, torch.Tensor]]:
+        """Yield name, buffer and value at the mark."""
         own = {
             id(part._buffers)
             for module in self._modules.values()
             for part in module.modules()
             if not compat.keeps_running_averages(part)
         }
-        found = {}
         names = compat.buffer_names(self._modules)
-        for (table, key), (used, value) in zip(
-            self._buffers.places, self._buffers.kept(), strict=False
-        ):
-            if value is not None and id(table) in own and id(used) not in but:
-                found[names[id(table), key]] = value
-        return found
+        kept = self._buffers.kept()
+        for (table, key), (_, value) in zip(self._buffers.places, kept, strict=False):
+            now = table.get(key)
+            if now is not None and value is not None and id(table) in own:
+                yield names[id(table), key], now, value
 
     def changed(self) -> tuple[str, ...]:
         """Return the parameters that something was written to since the mark. Without kept values,
@@ -320,6 +331,14 @@ def _piece(parameter: torch.Tensor | None, device: torch.device) -> torch.Tensor
     whole = describe.byte_view(parameter)
     start = max(0, whole.numel() - PIECE_BYTES) // 2 // PIECE_BYTES * PIECE_BYTES
     return whole[start : start + PIECE_BYTES]
+
+
+def _is_same(one: torch.Tensor, other: torch.Tensor) -> bool:
+    """Tell whether two tensors have the same bits."""
+    here = describe.local_shard(one)
+    if here.shape != other.shape or here.dtype != other.dtype or here.device != other.device:
+        return False
+    return torch.equal(describe.byte_view(here.detach()), describe.byte_view(other))
 
 
 @torch.no_grad()

@@ -236,6 +236,10 @@ class Tracked:
         at pieces of some; cheap enough for every step."""
         return self._marks.written() if self._marks is not None else ()
 
+    def changed_buffers(self) -> tuple[str, ...]:
+        """Names of buffers that changed since the last mark, but for running averages of norms."""
+        return self._marks.changed_buffers() if self._marks is not None else ()
+
     def digest(self) -> str:
         """Checksum of the state without the random states; equal on bit-equal replicas."""
         values = {

@@ -122,3 +122,42 @@ def test_what_the_function_makes_anew_and_tracks_is_told_nothing(run: Program) -
     assert done.returncode == 0, done.stderr[-4000:]
     assert "generation 2" in done.stderr
     assert "not tracked" not in done.stderr, done.stderr[-4000:]
+
+
+def test_a_model_that_is_wrapped_and_not_tracked_is_told(run: Program) -> None:
+    """A model of rewards that the loop trains too: each replaced rank began with a new one."""
+    parts = """
+    def rewards():
+        torch.manual_seed(1)
+        model = nn.Sequential(nn.Linear(8, 1))
+        return model, torch.optim.SGD(model.parameters(), 0.01)
+
+    class Outer(nn.Module):
+        def __init__(self, inner):
+            super().__init__()
+            self.inner = inner
+
+        def forward(self, x):
+            return self.inner(x)
+    """
+    body = USUAL.replace("s.track", "other, other_opt = rewards()\ns.track")
+    body = body.replace("net = s.ddp(model)", "more, net = s.ddp(other), s.ddp(Outer(model))")
+    body = body.replace("    with", "    nn.functional.mse_loss(more(x), y).backward()\n    with")
+    body += "        other_opt.step()\n        other_opt.zero_grad()\n"
+    warned(run(body, parts), "s.ddp(Sequential): 0.weight, 0.bias trains, and is not tracked")
+    tracked = body.replace("opt=opt)", "opt=opt, other=other, other_opt=other_opt)")
+    told_nothing(run(tracked, parts))
+    own = """
+    class Own:
+        def __init__(self, *parts):
+            self.parts = parts
+
+        def state_dict(self):
+            return {str(number): one.state_dict() for number, one in enumerate(self.parts)}
+
+        def load_state_dict(self, state):
+            for number, one in enumerate(self.parts):
+                one.load_state_dict(state[str(number)])
+    """
+    body = body.replace("opt=opt)", "opt=opt, own=Own(other, other_opt))")
+    told_nothing(run(body, parts + own))

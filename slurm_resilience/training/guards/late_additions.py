@@ -4,6 +4,7 @@ whenever the function is called."""
 
 from __future__ import annotations
 
+import logging
 import operator
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -16,6 +17,8 @@ from torch.nn.modules.module import (
 )
 
 from slurm_resilience.training.compat import hooks_on
+
+log = logging.getLogger("sres.training")
 
 LOOKS = 20
 """Looks at all parameters in one world: what swaps parameters in each step would cost one each."""
@@ -44,6 +47,23 @@ class HookCount:
             f"now {self._hooks}), and each acts once more after every fault. Register them where "
             "the model is built, or remove them in a `finally`"
         )
+
+
+def warn_of_untracked(module: nn.Module, names: Sequence[str]) -> None:
+    """Warn of a module that is wrapped to be trained, and is not tracked.
+
+    Args:
+        module: the module.
+        names: those of its parameters that are not.
+    """
+    more = f" and {len(names) - 3} more" if len(names) > 3 else ""
+    log.warning(
+        "s.ddp(%s): %s%s trains, and is not tracked: a replaced rank begins with a new one. Track "
+        "every model that trains, and its optimizer: s.track(model=…, opt=…, other=…, other_opt=…)",
+        type(module).__name__,
+        ", ".join(names[:3]),
+        more,
+    )
 
 
 class LateAdditions:

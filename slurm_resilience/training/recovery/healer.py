@@ -91,6 +91,15 @@ class Healer:
         """Tell whether this module is tracked (so that its replicas are equal)."""
         return any(thing is module for thing in self._names.values())
 
+    def lacks(self, module: torch.nn.Module) -> tuple[str, ...]:
+        """Return the names of the parameters of a module that train, and are not state; none before
+        the state is known."""
+        if self.tracked is None or self.tracked.may_hold_more():
+            return ()
+        known = self.tracked.parameter_ids()
+        named = module.named_parameters()
+        return tuple(name for name, one in named if one.requires_grad and id(one) not in known)
+
     def settle(self) -> None:
         """Look for changes outside of updates, and sum up the state where that is asked for.
 

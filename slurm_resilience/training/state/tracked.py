@@ -85,6 +85,23 @@ class Tracked:
         """Return the names under which modules are tracked."""
         return tuple(self._modules())
 
+    def parameter_ids(self) -> set[int]:
+        """Return the ids of all parameters and tensors that are tracked."""
+        modules = self._modules().values()
+        held = [one for module in modules for one in module.parameters()]
+        return {id(one) for one in (*held, *self._objects.values())}
+
+    def may_hold_more(self) -> bool:
+        """Tell whether an object of the training's own may hold parameters that are not known."""
+        own = __name__.partition(".")[0]
+        others = (thing for name, thing in self._objects.items() if self._kinds[name] == "other")
+        return any(
+            not isinstance(thing, torch.optim.lr_scheduler.LRScheduler)
+            and not compat.is_gradient_scaler(thing)
+            and type(thing).__module__.partition(".")[0] != own
+            for thing in others
+        )
+
     def generators(self) -> list[Any]:
         """Return the random generators that are tracked."""
         return [one.generator for one in self._generators]

@@ -137,13 +137,13 @@ class SharedDirectory:
 
     def secret(self) -> bytes:
         if self._given:
-            return _hex(self._given)
+            return _hex(self._given, "SRES_SECRET")
         try:
             self._write_secret(os.urandom(32).hex())
             self._shared = self._read_secret()
         except OSError as error:
             raise UsageError(f"{self.path}: no secret: {error.strerror}") from None
-        return _hex(self._shared)
+        return _hex(self._shared, self.path / "secret")
 
     def _write_secret(self, text: str) -> None:
         """Write it, if there is none."""
@@ -174,7 +174,7 @@ class SharedDirectory:
         # all that look have one in common, whichever they found first.
         if not self._shared or (found := self._read_secret()) == self._shared:
             return None
-        secret = _hex(found)
+        secret = _hex(found, self.path / "secret")
         self._shared = found
         return secret
 
@@ -322,7 +322,7 @@ class AddressList(_NothingWritten):
         if not secret:
             raise UsageError("SRES_MEET=peers:… needs SRES_SECRET, the same on every node")
         self._addresses = addresses
-        self._secret = _hex(secret)
+        self._secret = _hex(secret, "SRES_SECRET")
 
     def secret(self) -> bytes:
         return self._secret
@@ -423,11 +423,11 @@ def _address(word: str) -> tuple[str, int]:
     return host.strip("[]"), int(port)
 
 
-def _hex(text: str) -> bytes:
+def _hex(text: str, where: str | Path) -> bytes:
     try:
         value = bytes.fromhex(text.strip())
     except ValueError:
         value = b""
     if len(value) < 16:
-        raise UsageError("the training's secret must be at least 32 hexadecimal digits")
+        raise UsageError(f"{where}: the training's secret must be at least 32 hexadecimal digits")
     return value

@@ -157,7 +157,7 @@ def test_a_secret_that_another_may_have_put_there_is_not_taken(tmp_path: Path) -
     assert place.other_secret() is None
     secret.write_text("no secret")
     for _ in range(2):
-        with pytest.raises(UsageError, match="hexadecimal"):
+        with pytest.raises(UsageError, match=r"/secret: .* hexadecimal"):
             place.other_secret()
 
 

@@ -58,7 +58,7 @@ def warn_of_untracked(module: nn.Module, names: Sequence[str]) -> None:
     """
     more = f" and {len(names) - 3} more" if len(names) > 3 else ""
     log.warning(
-        "s.ddp(%s): %s%s trains, and is not tracked: a replaced rank begins with a new one. Track "
+        "s.ddp(%s): it trains %s%s, not tracked: a replaced rank begins with new ones. Track "
         "every model that trains, and its optimizer: s.track(model=…, opt=…, other=…, other_opt=…)",
         type(module).__name__,
         ", ".join(names[:3]),

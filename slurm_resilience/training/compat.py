@@ -249,6 +249,20 @@ def _tell_of_made(kind: Any, made: Callable[[Any], None]) -> None:
 
 
 @seen("2.13")
+def watch_copied_modules(copied: Callable[[nn.Module], None]) -> None:
+    """Have a function called with each module that `copy.deepcopy` gives from now on, and with each
+    part of it, when it is ready. (And with what `copy.copy` and pickle give.)"""
+    restore: Callable[..., None] = nn.Module.__setstate__
+
+    @functools.wraps(restore)
+    def restore_and_tell(module: nn.Module, state: dict[str, Any]) -> None:
+        restore(module, state)
+        copied(module)
+
+    nn.Module.__setstate__ = restore_and_tell  # type: ignore[method-assign]
+
+
+@seen("2.13")
 def tells_of_steps(optimizer: Any) -> bool:
     """Tell whether torch tells of an optimizer's steps: not of one that leaves out torch's own
     `__init__`."""

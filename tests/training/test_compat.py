@@ -6,6 +6,7 @@ add the release to `seen(...)`.
 
 from __future__ import annotations
 
+import copy
 import gc
 import socket
 import time
@@ -255,6 +256,18 @@ def _() -> None:
     finally:
         for kind, make in zip(kinds, before, strict=True):
             kind.__init__ = make
+
+
+@tries("watch_copied_modules")
+def _() -> None:
+    before, seen = nn.Module.__setstate__, list[Any]()
+    try:
+        compat.watch_copied_modules(seen.append)
+        copied = copy.deepcopy(nn.Sequential(linear()))
+        assert [one for one in seen if one is copied]
+        assert copied(torch.ones(1, 2)).shape == (1, 1)
+    finally:
+        nn.Module.__setstate__ = before  # type: ignore[method-assign]
 
 
 @tries("tells_of_steps")

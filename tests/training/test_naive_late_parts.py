@@ -58,6 +58,65 @@ def test_what_is_made_in_the_middle_is_told(run: Program, kind: str) -> None:
     warned(done, f"{words} belongs to the training and is not tracked")
 
 
+LATE_COPY = """
+from copy import deepcopy
+model, opt = s.once(build)
+s.track(model=model, opt=opt)
+net, part, kept = s.ddp(model), None, []
+for x, y in s.loader(DATA, global_batch=8, steps=12, epochs=None):
+    nn.functional.mse_loss(net(x), y).backward()
+    with s.update():
+        opt.step()
+        opt.zero_grad()
+    if s.step >= 4:
+        {}
+"""
+COPIES = {
+    "module": ("deepcopy(model)", "part.parameters()"),
+    "list": ("[p.detach().clone() for p in model.parameters()]", "part"),
+    "dict": ("{k: v.clone() for k, v in model.state_dict().items()}", "part.values()"),
+}
+
+
+@pytest.mark.parametrize("kind", COPIES)
+def test_averages_in_a_copy_that_is_made_in_the_middle_are_told(run: Program, kind: str) -> None:
+    """They began anew after a fault, from the weights as they were then, without a word."""
+    made, values = COPIES[kind]
+    more = f"""
+        part = part or {made}
+        with torch.no_grad():
+            for one, now in zip({values}, model.parameters()):
+                one.lerp_(now, 0.1)
+    """
+    done = run(LATE_COPY.format(more.strip()))
+    warned(done, "nearly their values is written to and not tracked")
+    assert "a copy of the weights" not in done.stderr
+
+
+def test_a_copy_that_is_made_in_the_middle_and_stays_is_told(run: Program) -> None:
+    """A teacher: after a fault it was another one."""
+    done = run(LATE_COPY.format("part = part or deepcopy(model)"))
+    warned(done, "a copy of the weights (Linear) is made in the training function")
+    assert "is written to" not in done.stderr
+
+
+PASSING = {
+    "for a validation": "deepcopy(model).eval()(x)",
+    "for one step": "part = deepcopy(model)",
+    "to save them": """
+        kept = kept or {k: v.clone() for k, v in model.state_dict().items()}
+        for name, one in model.state_dict().items():
+            kept[name].copy_(one)
+    """,
+    "of many steps": "kept.append([p.detach().clone() for p in model.parameters()])",
+}
+
+
+@pytest.mark.parametrize("what", PASSING)
+def test_copies_that_a_fault_does_no_harm_are_told_nothing(run: Program, what: str) -> None:
+    told_nothing(run(LATE_COPY.format(PASSING[what].strip())))
+
+
 def test_an_optimizer_in_the_place_of_the_tracked_one_is_told(run: Program) -> None:
     """Made anew right after s.track: the tracked one never steps."""
     body = USUAL.replace("net = ", "opt = torch.optim.Adam(model.parameters())\nnet = ")

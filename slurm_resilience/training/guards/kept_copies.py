@@ -6,12 +6,16 @@ is only read (weights to compare with) is none, nor are gradients that a program
 
 And see copies that the training function makes of the weights as it finds them: a reference, a
 teacher. After a fault it finds others.
+
+Copies that are made in the middle of a training are seen, too: modules when they are made, others
+when it is looked again.
 """
 
 from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -25,6 +29,15 @@ LOOKED_AT = 4096
 """Numbers of a parameter that are compared."""
 CLOSE_SHARE = 0.5
 """A copy is no further from the parameters than this part of their own size."""
+MOST = 64
+"""Copies in plain lists and dicts that are looked at: a program may keep those of many steps."""
+LIVES_ON = 3
+"""Looks at a module that was copied in the middle of a training, one a step: one that is only
+validated with is gone by then."""
+
+
+def _never() -> bool:
+    return False
 
 
 class _Copy(NamedTuple):
@@ -32,6 +45,13 @@ class _Copy(NamedTuple):
     first: weakref.ref[torch.Tensor]
     """Its first tensor: a copy that the program lets go of is not kept."""
     version: int
+    is_of_now: Callable[[], bool] = _never
+    """Tells whether it holds what the parameters are now: it may be kept to be saved."""
+
+
+class _Late(NamedTuple):
+    copy: _Copy
+    looks: int
 
 
 class _Like(NamedTuple):
@@ -46,6 +66,8 @@ class KeptCopies:
 
     def __init__(self) -> None:
         self._found: list[_Copy] = []
+        self._late: list[_Late] = []
+        """Modules that were copied in the middle of a training."""
         self._before: set[int] = set()
         """Ids of the first tensors of copies that were there before the weights were healed."""
 
@@ -58,7 +80,7 @@ class KeptCopies:
             modules: those that are tracked.
         """
         self._before = {
-            id(tensors[0]) for _, tensors in _copies(everything, modules, (), _is_equal)
+            id(tensors[0]) for _, tensors, _ in _copies(everything, modules, (), _is_equal)
         }
 
     def made(self, everything: Iterable[Any], modules: Iterable[nn.Module]) -> tuple[str, ...]:
@@ -71,7 +93,7 @@ class KeptCopies:
         """
         kinds = (
             type(thing).__name__
-            for thing, tensors in _copies(everything, modules, (), _is_equal)
+            for thing, tensors, _ in _copies(everything, modules, (), _is_equal)
             if id(tensors[0]) not in self._before
         )
         return tuple(dict.fromkeys(kinds))
@@ -90,30 +112,100 @@ class KeptCopies:
             others: copies that are told of otherwise.
         """
         kept: dict[int, _Copy] = {}  # by the first tensor: a module has a table of its own as well
-        for thing, tensors in _copies(everything, modules, others, _is_close):
-            (version,) = versions(tensors[:1])
-            copy = _Copy(type(thing).__name__, weakref.ref(tensors[0]), version)
-            kept.setdefault(id(tensors[0]), copy)
+        for thing, tensors, _ in _copies(everything, modules, others, _is_close):
+            kept.setdefault(id(tensors[0]), _copy(thing, tensors))
         self._found = list(kept.values())
+
+    def look_again(
+        self,
+        everything: Iterable[Any],
+        modules: Iterable[nn.Module],
+        others: Iterable[nn.Module] = (),
+    ) -> None:
+        """Find plain lists, tuples and dicts that were made meanwhile.
+
+        Args:
+            everything: as in `look`.
+            modules: the same.
+            others: the same.
+        """
+        known = {id(first) for one in self._found if (first := one.first()) is not None}
+        known |= {id(first) for one in self._late if (first := one.copy.first()) is not None}
+        plain = (one for one in everything if type(one) in (list, tuple, dict))
+        for thing, tensors, like in _copies(plain, modules, others, _is_close):
+            if len(self._found) >= MOST:
+                break
+            # A parameter is a module's, which has a table of its own.
+            if id(tensors[0]) not in known and not isinstance(tensors[0], nn.Parameter):
+                known.add(id(tensors[0]))
+                is_of_now = partial(_holds_now, [weakref.ref(one) for one in tensors], like)
+                self._found.append(_copy(thing, tensors)._replace(is_of_now=is_of_now))
+
+    def copied(
+        self,
+        made: Iterable[nn.Module],
+        modules: Iterable[nn.Module],
+        others: Iterable[nn.Module] = (),
+    ) -> None:
+        """Begin to look at modules that were copied in the middle of a training.
+
+        Args:
+            made: the copies, of whatever.
+            modules: as in `look`.
+            others: the same.
+        """
+        found = _copies(made, modules, others, _is_close)
+        self._late += [_Late(_copy(thing, tensors), 0) for thing, tensors, _ in found]
 
     @property
     def is_over(self) -> bool:
         """True where none is looked at any more."""
-        return not self._found
+        return not self._found and not self._late
 
     def written(self) -> tuple[str, ...]:
         """Return the kinds of those that were written to since; each is told once."""
-        if not self._found:
+        if self.is_over:
             return ()
-        used: list[_Copy] = []
-        rest: list[_Copy] = []
-        for copy in self._found:
-            first = copy.first()
-            if first is not None:
-                is_used = versions([first])[0] != copy.version
-                (used if is_used else rest).append(copy)
-        self._found = rest
+        late, used = self._late, [one.copy for one in self._late if _is_written(one.copy)]
+        self._late = [one for one in late if not _is_written(one.copy)]
+        found, self._found = self._found, []
+        for copy in found:
+            if not _is_written(copy):
+                self._found += [copy] if copy.first() is not None else []
+            elif copy.is_of_now():
+                self._found.append(copy._replace(version=_version(copy)))
+            else:
+                used.append(copy)
         return tuple(dict.fromkeys(copy.kind for copy in used))
+
+    def living_on(self) -> tuple[str, ...]:
+        """Return the kinds of modules that were copied in the middle of a training, are there some
+        steps later, and were not written to; each is told once."""
+        if not self._late:
+            return ()
+        alive = [
+            one._replace(looks=one.looks + 1) for one in self._late if one.copy.first() is not None
+        ]
+        self._late = [one for one in alive if one.looks < LIVES_ON]
+        return tuple(dict.fromkeys(one.copy.kind for one in alive if one.looks >= LIVES_ON))
+
+
+def _copy(thing: Any, tensors: Sequence[torch.Tensor]) -> _Copy:
+    return _Copy(type(thing).__name__, weakref.ref(tensors[0]), versions(tensors[:1])[0])
+
+
+def _version(copy: _Copy) -> int:
+    first = copy.first()
+    return copy.version if first is None else versions([first])[0]
+
+
+def _is_written(copy: _Copy) -> bool:
+    return _version(copy) != copy.version
+
+
+def _holds_now(tensors: Sequence[weakref.ref[torch.Tensor]], like: _Like) -> bool:
+    alive = [one for ref in tensors if (one := ref()) is not None]
+    return len(alive) == len(tensors) and _is_equal(alive, like)
 
 
 def _copies(
@@ -121,8 +213,8 @@ def _copies(
     modules: Iterable[nn.Module],
     others: Iterable[nn.Module],
     fits: Callable[[Sequence[torch.Tensor], _Like], bool],
-) -> Iterator[tuple[Any, Sequence[torch.Tensor]]]:
-    """Yield what has the parameters' shapes, and fits, with its tensors."""
+) -> Iterator[tuple[Any, Sequence[torch.Tensor], _Like]]:
+    """Yield what has the parameters' shapes, and fits, with its tensors and what it is like."""
     likes = [like for module in modules for like in _likes(adapters.unwrap(module))]
     kinds = {like.kind for like in likes}
     sizes = {len(like.parameters) for like in likes}
@@ -139,7 +231,7 @@ def _copies(
             tensors = _tensors(thing, like)
             alike = len(tensors) == len(like.parameters) and _have_shapes(tensors, like, known)
             if alike and fits(tensors, like):
-                yield thing, tensors
+                yield thing, tensors, like
                 break
 
 

@@ -124,7 +124,11 @@ class StateWatch:
             self._warn(COUNTS)
         if turn <= CLOSELY:
             self._look_closely(turn, self._tracked, asked_step=asked_step, loaders=loaders)
-        elif not self._optimizing.steps_outside and (changed := self._tracked.written()):
+            return
+        if self._tell and not turn & (turn - 1) and not self._may_count:
+            # Each time after twice as many: there may be many objects to look at.
+            self._optimizing.parts.look_again(self._optimizing.modules)
+        if not self._optimizing.steps_outside and (changed := self._tracked.written()):
             self._warn_changed(changed)
 
     def watch_kept(self, source: Callable[[], Iterable[Any]]) -> None:
@@ -290,6 +294,8 @@ class StateWatch:
                 "that the function makes, after each fault. Make it where the model is "
                 "built, even if it is used later: s.track(model=…, opt=…, schedule=…)"
             )
+        if not self._may_count:
+            self._optimizing.parts.look_at_copied(self._optimizing.modules)
         if copied := self._optimizing.parts.copies.written():
             self._warn(
                 f"a {_some(copied)} with the parameters' shapes and nearly their values is written "
@@ -297,6 +303,8 @@ class StateWatch:
                 "with new ones. Track them: s.track(model=…, opt=…, average=…), a module, or an "
                 "object with state_dict and load_state_dict; and update them in s.update()"
             )
+        if copied := self._optimizing.parts.copies.living_on():
+            self._warn_of_copy(copied)
         if drawn := self._optimizing.parts.generators.drawn():
             self._warn(
                 f"a generator of random numbers ({_some(drawn)}) is drawn from and not tracked: "
@@ -349,12 +357,15 @@ class StateWatch:
         """Warn of copies that the function has made of the weights, before they change."""
         may_look = self._tell and not self._may_count
         if may_look and (made := self._optimizing.parts.copies_made(self._optimizing.modules)):
-            self._warn(
-                f"a copy of the weights ({_some(made)}) is made in the training function: after a "
-                "fault it is made anew, of the weights as they are then. If the result depends on "
-                "it (a reference, a teacher), make it where the model is built, before s.track, "
-                "and track it: s.track(model=…, opt=…, reference=…)"
-            )
+            self._warn_of_copy(made)
+
+    def _warn_of_copy(self, made: tuple[str, ...]) -> None:
+        self._warn(
+            f"a copy of the weights ({_some(made)}) is made in the training function: after a "
+            "fault it is made anew, of the weights as they are then. If the result depends on "
+            "it (a reference, a teacher), make it where the model is built, before s.track, "
+            "and track it: s.track(model=…, opt=…, reference=…)"
+        )
 
     def _look_for_untracked(self) -> None:
         found = self._optimizing.untracked()

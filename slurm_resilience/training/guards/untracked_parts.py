@@ -22,6 +22,7 @@ from slurm_resilience.training.compat import (
     is_gradient_scaler,
     is_scaler_used,
     versions,
+    watch_copied_modules,
     watch_training_parts,
 )
 from slurm_resilience.training.garbage import (
@@ -35,6 +36,7 @@ from slurm_resilience.training.guards.kept_generators import KeptGenerators
 from slurm_resilience.training.guards.kept_objects import KeptObjects
 from slurm_resilience.training.guards.late_optimizers import LateOptimizer, parameters_of
 from slurm_resilience.training.guards.plain_attributes import PlainAttributes, UntrackedBuffers
+from slurm_resilience.training.state import adapters
 
 log = logging.getLogger("sres.training")
 
@@ -60,6 +62,9 @@ class _Part(NamedTuple):
 
 LOOKS_FOR_COPIES = 2
 """Worlds in which copies are looked for: it takes a part of the time of a recovery."""
+LATE_COPIES = 16
+"""Modules copied in the middle of a training that are looked at in one world: a program may copy
+its model in each step, and to compare one takes a part of a step."""
 
 
 class UntrackedParts:
@@ -73,6 +78,10 @@ class UntrackedParts:
         self._made: list[weakref.ref[Any]] = []
         """Made since it was looked, and not judged yet; kept only by the program itself."""
         self._late: list[LateOptimizer] = []
+        self._copied: list[weakref.ref[nn.Module]] = []
+        """Modules copied since the last look, of the kinds of those that are tracked."""
+        self._copied_kinds: frozenset[type] = frozenset()
+        self._copies_left = LATE_COPIES
         self._looks_for_copies = LOOKS_FOR_COPIES
         self.copies = KeptCopies()
         self.attributes = PlainAttributes()
@@ -96,7 +105,7 @@ class UntrackedParts:
         self._tracked = None
         for one in self._late:
             one.stop()
-        self._late = []
+        self._late, self._copied, self._copies_left = [], [], LATE_COPIES
         # What was there before the training is older than the weights that were found now.
         with ends_no_training():
             self.copies.begin(() if is_trained else newer_objects(), modules)
@@ -121,11 +130,15 @@ class UntrackedParts:
             modules: those of them that are modules.
         """
         tracked = self._tracked = list(tracked)
+        modules = list(modules)
+        self._copied_kinds = frozenset(type(adapters.unwrap(one)) for one in modules)
         if self._found is not None:
             return
         self._found = []
         noted = weakref.WeakMethod(self._note)
         watch_training_parts(lambda thing: (note := noted()) and note(thing))
+        copied = weakref.WeakMethod(self._note_copied)
+        watch_copied_modules(lambda thing: (note := copied()) and note(thing))
         everything = all_objects()
         let_go_of_older_objects()
         if len(everything) > MOST_OBJECTS:
@@ -137,10 +150,41 @@ class UntrackedParts:
         with ends_no_training():
             self.generators.look(everything, tracked)
         averages = [part for part in alive if isinstance(part, AveragedModel)]
-        modules = list(modules)
         with ends_no_training():
             self.copies.look(everything, modules, averages)
             self.buffers.look(everything, [*modules, *averages])
+
+    def look_again(self, modules: Sequence[nn.Module]) -> None:
+        """Find copies of the weights in plain lists and dicts that were made in the middle of the
+        training: nothing tells of them.
+
+        Args:
+            modules: as in `look`.
+        """
+        if self._tracked is None:
+            return
+        with ends_no_training():
+            everything = newer_objects()
+            if len(everything) <= MOST_OBJECTS:
+                averages = [one for one in everything if issubclass(type(one), AveragedModel)]
+                self.copies.look_again(everything, modules, averages)
+                self.is_over = self.is_over and self.copies.is_over
+
+    def look_at_copied(self, modules: Sequence[nn.Module]) -> None:
+        """Look at the modules that were copied since the last look.
+
+        Args:
+            modules: as in `look`.
+        """
+        if not self._copied:
+            return
+        made = [one for noted in self._copied if (one := noted()) is not None]
+        self._copied = []
+        self._copies_left -= len(made)
+        parts = [part.thing for part in self._found or ()]
+        averages = [part for part in parts if isinstance(part, AveragedModel)]
+        with ends_no_training():
+            self.copies.copied(made, modules, averages)
 
     def looked_at(self, *, but_locals: bool) -> None:
         """Note that all parts were looked at before an update: see `is_over`.
@@ -151,7 +195,7 @@ class UntrackedParts:
         """
         parts = (self.copies, self.generators, self.attributes, self.buffers)
         is_over = all(one.is_over for one in parts) and (but_locals or self.locals.is_over)
-        waits = self._found or self._made or self._late
+        waits = self._found or self._made or self._late or self._copied
         self.is_over = is_over and not waits and (but_locals or self._found is not None)
 
     def used(self) -> tuple[str, ...]:
@@ -174,6 +218,11 @@ class UntrackedParts:
         self._made = [one for one in self._made if one() is not None]
         if not any(one() is thing for one in self._made):
             self._made.append(weakref.ref(thing))
+
+    def _note_copied(self, thing: nn.Module) -> None:
+        if type(thing) in self._copied_kinds and len(self._copied) < self._copies_left:
+            self.is_over = False
+            self._copied.append(weakref.ref(thing))
 
     def _used_late(self) -> tuple[str, ...]:
         """Judge what was made since the last look, and return what of all was used."""

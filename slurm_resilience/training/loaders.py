@@ -74,12 +74,14 @@ class Loaders:
         """
         _refuse_arguments(loader_kwargs)
         split_sources.refuse(source, group.view, group.rank)
+        weights = loader_kwargs.get("weights")
         asked = (
             type(source),
             _length(source),
             global_batch,
             steps,
-            repr(sorted(loader_kwargs.items())),
+            content_digest(weights),
+            repr(sorted((key, one) for key, one in loader_kwargs.items() if key != "weights")),
         )
         before = self._asked.get(name)
         again = before is not None and before[0] == group.view.generation
@@ -91,7 +93,7 @@ class Loaders:
         rank, world = group.rank, group.view.size
         loader = self.opened.get(name)
         if loader is None:
-            self._contents[name] = contents_word(source)
+            self._contents[name] = contents_word(source, weights)
             loader_kwargs = (
                 {"autocommit": False} | ({} if self._cached else {"cache": False}) | loader_kwargs
             )
@@ -106,7 +108,7 @@ class Loaders:
             )
             self.opened[name] = loader
         else:
-            if is_new and not again and contents_word(source) != self._contents[name]:
+            if is_new and not again and contents_word(source, weights) != self._contents[name]:
                 self._tell_other_contents(name, group)
             loader.rewind()
             loader.reshare(rank, world, microbatches=loader_kwargs.get("microbatches", 0))
@@ -141,9 +143,9 @@ class Loaders:
             self._told.add(f"{name} is other")
             log.warning(
                 "loader %r: the function has made another dataset than when it was entered first, "
-                "with other samples or in another order; this one is not used, but a validation "
-                "part that was split off with it may hold samples that were trained on. Seed what "
-                "splits or shuffles it, or make it by s.once",
+                "with other samples or weights, or in another order; this one is not used, but a "
+                "validation part that was split off with it may hold samples that were trained on. "
+                "Seed what splits or shuffles it, or make it by s.once",
                 name,
             )
 
@@ -158,7 +160,8 @@ class Loaders:
         maps = {name: one for name, one in self.opened.items() if one.kind == "map"}
         lengths = [(name, one.order.length) for name, one in maps.items()]
         length = content_digest(sorted(lengths)) if lengths else 0
-        held = [self._contents[name] for name in sorted(maps)]
+        held: list[Any] = [self._contents[name] for name in sorted(maps)]
+        held += [maps[name].drawn_by for name in sorted(maps)]
         content = content_digest(held) if any(held) else 0
         return RankWords(
             stream_at=at, stream=stream, length=length, content=content, batch=self._batch_word

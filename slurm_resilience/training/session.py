@@ -238,8 +238,8 @@ class Session:
         """
         participant = self._participant
         if is_data_module(source):
-            source, collate_fn = self.once(training_part, source)
-            loader_kwargs = {"collate_fn": collate_fn, **loader_kwargs}
+            source, collate_fn, weights = self.once(training_part, source)
+            loader_kwargs = {"collate_fn": collate_fn, "weights": weights, **loader_kwargs}
         loader = participant.loaders.open(
             name, source, global_batch, steps, participant.group, loader_kwargs
         )

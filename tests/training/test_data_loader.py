@@ -640,6 +640,62 @@ class Items(IterableDataset):  # type: ignore[type-arg]
         return iter(range(self.count))
 
 
+def test_samples_are_drawn_by_weight(tmp_path: Path) -> None:
+    """The ranks' shares make the batches that one rank alone draws, whoever takes which."""
+    weights = torch.arange(40) % 4
+    whole: list[int] = []
+    for batch in ReplayLoader(
+        Numbers(), global_batch=8, epochs=20, weights=weights, cache=tmp_path / "a"
+    ):
+        whole += rows(batch)
+    parts = [
+        ReplayLoader(
+            Numbers(), global_batch=8, epochs=20, weights=weights, rank=rank, world=2,
+            cache=tmp_path / "b",
+        )
+        for rank in range(2)
+    ]  # fmt: skip
+    shared = [rows(one) for both in zip(*parts, strict=True) for one in both]
+    assert list(chain(*shared)) == whole
+    counts = Counter(index % 4 for index in whole)
+    assert counts[0] == 0
+    assert counts[1] < counts[2] < counts[3]
+    # Not the same draws again in each epoch.
+    assert sorted(whole[:40]) != sorted(whole[40:80])
+    for one in parts:
+        one.close()
+
+
+@pytest.mark.parametrize(
+    ("source", "how", "words"),
+    [
+        (Numbers, {"weights": [1.0] * 39}, "has 39 numbers, and takes one for each sample"),
+        (lambda: Items(), {"weights": [1.0] * 40}, "this source has no samples"),
+        (Numbers, {"weights": [0.0] * 40}, "not negative, nor all of them 0"),
+        (Numbers, {"weights": [-1.0] + [1.0] * 39}, "not negative"),
+        (Numbers, {"weights": [float("nan")] * 40}, "not negative"),
+        (Numbers, {"weights": [[1.0]] * 40}, "not 2 axes"),
+        (Numbers, {"weights": ["a"] * 40}, "takes one number for each sample"),
+        (Numbers, {"weights": [1.0] * 40, "shuffle": False}, "shuffle=False asks"),
+    ],
+)
+def test_weights_that_do_not_fit_are_refused(
+    tmp_path: Path, source: Any, how: dict[str, Any], words: str
+) -> None:
+    with pytest.raises(UsageError, match=words):
+        ReplayLoader(source(), global_batch=4, cache=tmp_path / "c", **how)
+
+
+def test_a_state_of_other_weights_is_refused(tmp_path: Path) -> None:
+    """And one from before there were weights is that of none."""
+    state = ReplayLoader(Numbers(), global_batch=4, cache=False).state_dict()
+    del state["weights"]
+    ReplayLoader(Numbers(), global_batch=4, cache=False).load_state_dict(state)
+    weighted = ReplayLoader(Numbers(), global_batch=4, cache=False, weights=[1.0] * 40)
+    with pytest.raises(UsageError, match="weights None"):
+        weighted.load_state_dict(state)
+
+
 @pytest.mark.parametrize("drop_last", [True, False])
 def test_items_are_split_over_the_ranks(tmp_path: Path, drop_last: bool) -> None:
     seen: Counter[int] = Counter()

@@ -10,7 +10,18 @@ import pytest
 import torch
 from state_ranks import view_of
 from torch import nn
-from torch.utils.data import DataLoader, DistributedSampler, IterableDataset, Sampler, TensorDataset
+from torch.utils.data import (
+    DataLoader,
+    DistributedSampler,
+    IterableDataset,
+    RandomSampler,
+    Sampler,
+    SequentialSampler,
+    Subset,
+    SubsetRandomSampler,
+    TensorDataset,
+    WeightedRandomSampler,
+)
 
 from slurm_resilience.errors import UsageError
 from slurm_resilience.mesh.model import PeerStatus
@@ -267,6 +278,20 @@ def test_a_dataloader_that_nothing_splits_is_refused(how: dict[str, Any]) -> Non
     assert refused(DataLoader(DATA, **how), rank=0, world=1) == ""
 
 
+@pytest.mark.parametrize(
+    ("sampler", "words"),
+    [
+        (WeightedRandomSampler([1.0] * 8, 8), "global_batch=…, weights=…), which draws by these"),
+        (SubsetRandomSampler([1, 2]), "s.loader(torch.utils.data.Subset(dataset, indices), glob"),
+        (RandomSampler(DATA), "s.loader(dataset, global_batch=…), which shuffles"),
+        (SequentialSampler(DATA), "shuffle=False), which splits in the dataset's order"),
+    ],
+)
+def test_what_a_sampler_does_is_not_lost_by_the_advice(sampler: Any, words: str) -> None:
+    """ "Give its dataset" to one who has weights makes another training, without a word."""
+    assert words in refused(DataLoader(DATA, sampler=sampler))
+
+
 def test_a_dataloader_that_splits_is_taken() -> None:
     assert refused(DataLoader(DATA, sampler=DistributedSampler(DATA, 2, 1))) == ""
     assert "rank 0 of 2, and this is rank 1 of 2" in refused(
@@ -297,12 +322,25 @@ class Module:
 def test_a_data_module_gives_its_training_dataset() -> None:
     module = Module(batch_size=2, shuffle=True)
     assert is_data_module(module) and not is_data_module(DataLoader([1]))
-    assert training_part(module) == (range(8), None)
+    assert training_part(module) == (range(8), None, None)
     assert module.called == ["prepare_data", "setup fit"]
     assert training_part(Module(collate_fn=list)).collate_fn is list
     module.train_dataloader = lambda: [DataLoader([1])]  # type: ignore[method-assign]
     with pytest.raises(UsageError, match="gives a list"):
         training_part(module)
+
+
+def test_a_data_modules_sampler_is_kept_or_refused() -> None:
+    """Its weights, and the part of the samples that it chose, were left out without a word."""
+    part = training_part(Module(sampler=WeightedRandomSampler([1.0] * 7 + [2.0], 8)))
+    assert part.weights.tolist() == [1.0] * 7 + [2.0]
+    part = training_part(Module(sampler=SubsetRandomSampler([1, 5])))
+    assert isinstance(part.dataset, Subset) and list(part.dataset.indices) == [1, 5]
+    with pytest.raises(UsageError, match=r"a sampler of its own \(Own\), which would be left out"):
+        training_part(Module(sampler=Own()))
+    module = Module()
+    module.train_dataloader = lambda: DataLoader(Stream())  # type: ignore[method-assign, arg-type]
+    assert isinstance(training_part(module).dataset, Stream)
 
 
 def test_a_refusal_names_the_collate_function_that_is_needed() -> None:

@@ -23,6 +23,16 @@ def test_a_dataloader_with_a_distributed_sampler_keeps_its_split(run: Program) -
     told_nothing(done)
 
 
+@pytest.mark.parametrize("alike", [True, False])
+def test_weights_are_the_same_on_all_ranks_or_told(run: Program, alike: bool) -> None:
+    weights = f"torch.arange(64) + 1 + {0 if alike else 's.rank'}"
+    done = run(USUAL.replace("global_batch=8,", f"global_batch=8, weights={weights},"))
+    if alike:
+        told_nothing(done)
+    else:
+        warned(done, "or has other weights: some come twice, and others never")
+
+
 def test_a_sampler_of_another_rank_is_refused(run: Program) -> None:
     sampler = "torch.utils.data.DistributedSampler(DATA, 2, 0)"
     body = USUAL.replace("s.loader(DATA,", f"s.loader(DataLoader(DATA, 4, sampler={sampler}),")

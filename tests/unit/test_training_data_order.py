@@ -12,7 +12,14 @@ np = pytest.importorskip("numpy", reason="numpy is not installed")
 from hypothesis import given, settings  # noqa: E402
 from hypothesis import strategies as st  # noqa: E402
 
-from slurm_resilience.training.data.order import SampleOrder, last, permute, share  # noqa: E402
+from slurm_resilience.training.data.order import (  # noqa: E402
+    SampleOrder,
+    bounds_of,
+    draw,
+    last,
+    permute,
+    share,
+)
 
 orders = st.builds(
     SampleOrder,
@@ -52,6 +59,46 @@ def test_the_order_never_changes_between_versions() -> None:
         288406795613,
         944289216078,
     ]
+
+
+@settings(deadline=None)
+@given(
+    st.lists(st.floats(0, 1e6), min_size=1, max_size=50).filter(any),
+    st.integers(-(2**70), 2**70),
+    st.integers(0, 2**40),
+    st.lists(st.integers(0, 2**40), min_size=1, max_size=9),
+)
+def test_a_sample_of_no_weight_is_never_drawn(
+    weights: list[float], seed: int, epoch: int, places: list[int]
+) -> None:
+    bounds = bounds_of(np.array(weights))
+    found = draw(np.array(places, dtype=np.int64), bounds, seed, epoch).tolist()
+    assert all(weights[index] > 0 for index in found)
+    alone = [draw(np.array([p], dtype=np.int64), bounds, seed, epoch).item() for p in places]
+    assert found == alone
+
+
+def test_what_is_drawn_never_changes_between_versions() -> None:
+    """As above."""
+    bounds = bounds_of(np.array([1.0, 0.0, 2.0, 5.0]))
+    order = SampleOrder(length=4, global_batch=4, seed=7, bounds=bounds)
+    assert [order.indices(number).tolist() for number in range(3)] == [
+        [3, 3, 3, 3],
+        [3, 3, 2, 0],
+        [3, 3, 3, 2],
+    ]
+
+
+def test_samples_come_as_often_as_their_weights_say() -> None:
+    """Chi-squared over the draws of 40 epochs, against what lots would give."""
+    weights = np.array([1.0, 0.0, 2.0, 3.0, 0.5, 10.0])
+    bounds, places = bounds_of(weights), np.arange(1000, dtype=np.int64)
+    drawn = np.concatenate([draw(places, bounds, 5, epoch) for epoch in range(40)])
+    counts = np.bincount(drawn, minlength=6)
+    expected = weights / weights.sum() * drawn.size
+    chi = ((counts - expected)[expected > 0] ** 2 / expected[expected > 0]).sum()
+    assert counts[1] == 0
+    assert chi < 4 + 6 * 8**0.5, (chi, counts)
 
 
 @pytest.mark.parametrize("length", [2, 3, 5, 7, 10, 12, 16])

@@ -5,7 +5,19 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from torch.utils.data import DataLoader, default_collate
+from torch.utils.data import (
+    BatchSampler,
+    DataLoader,
+    DistributedSampler,
+    IterableDataset,
+    RandomSampler,
+    Sampler,
+    SequentialSampler,
+    Subset,
+    SubsetRandomSampler,
+    WeightedRandomSampler,
+    default_collate,
+)
 
 from slurm_resilience.errors import UsageError
 
@@ -16,6 +28,12 @@ class TrainingPart(NamedTuple):
     dataset: Any
     collate_fn: Callable[[list[Any]], Any] | None
     """None: torch's own."""
+    weights: Any = None
+    """(samples,) of a weighted sampler; None: each sample comes once."""
+
+
+_PLAIN = (BatchSampler, RandomSampler, SequentialSampler, DistributedSampler)
+"""Samplers that give every sample once, in some order."""
 
 
 def is_data_module(source: Any) -> bool:
@@ -31,7 +49,7 @@ def training_part(module: Any) -> TrainingPart:
         module: a LightningDataModule.
 
     Raises:
-        UsageError: it gives something else than one DataLoader.
+        UsageError: it gives something else than one DataLoader, or one with a sampler of its own.
     """
     if callable(prepare := getattr(module, "prepare_data", None)):
         prepare()
@@ -42,5 +60,17 @@ def training_part(module: Any) -> TrainingPart:
             f"s.loader: {type(module).__name__}.train_dataloader() gives a {type(loader).__name__}"
             ", not one DataLoader: give the dataset itself"
         )
-    own = loader.collate_fn
-    return TrainingPart(loader.dataset, None if own is default_collate else own)
+    own = None if loader.collate_fn is default_collate else loader.collate_fn
+    dataset, sampler = loader.dataset, loader.sampler
+    if isinstance(sampler, WeightedRandomSampler):
+        return TrainingPart(dataset, own, sampler.weights)
+    if isinstance(sampler, SubsetRandomSampler):
+        return TrainingPart(Subset(dataset, sampler.indices), own)
+    for one in () if isinstance(dataset, IterableDataset) else (sampler, loader.batch_sampler):
+        if isinstance(one, Sampler) and not isinstance(one, _PLAIN):
+            raise UsageError(
+                f"s.loader: {type(module).__name__} chooses its samples by a sampler of its own "
+                f"({type(one).__name__}), which would be left out: give the dataset itself, "
+                "s.loader(dataset, global_batch=…), with weights=… or shuffle=False"
+            )
+    return TrainingPart(dataset, own)

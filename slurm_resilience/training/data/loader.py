@@ -2,20 +2,30 @@
 
 from __future__ import annotations
 
+import hashlib
 import logging
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
+import torch
+from numpy.typing import NDArray
 from torch.utils.data import default_collate
 
 from slurm_resilience.errors import UsageError
 from slurm_resilience.training.data.cache.cache import BatchCache, identity
 from slurm_resilience.training.data.cache.fingerprint import fingerprint as look_at
 from slurm_resilience.training.data.microbatch_reader import MicrobatchReader
-from slurm_resilience.training.data.order import Indices, SampleOrder, last, share
+from slurm_resilience.training.data.order import (
+    Bounds,
+    Indices,
+    SampleOrder,
+    bounds_of,
+    last,
+    share,
+)
 from slurm_resilience.training.data.prefetch import BatchTarget, Prefetcher
 from slurm_resilience.training.data.source import (
     MapReader,
@@ -30,6 +40,8 @@ from slurm_resilience.training.data.warn_once import warn_once
 from slurm_resilience.training.elastic.plan import StepSpan, plan
 
 log = logging.getLogger("sres.data")
+
+Floats = NDArray[np.floating[Any]]
 
 STATE_VERSION = 1
 
@@ -98,6 +110,9 @@ class ReplayLoader:
         leader: this member fetches as long as it lives; else it does when no other member does.
         collate_fn: makes a batch of a list of samples; None: torch's ``default_collate``.
         drop_last: leave out the samples of an epoch that fill no whole batch.
+        weights: (samples,) of a map-style dataset: how often each sample comes, beside the others.
+            They need not sum to one. Samples are drawn by it and put back, as many in an epoch as
+            the dataset has: some come twice, others never. As torch's WeightedRandomSampler does.
         threads: samples of a map-style dataset that are read at the same time (it must bear that).
         fingerprint: stands for the source's contents; empty: found by looking at it.
         autocommit: count a batch as consumed when it is given.
@@ -137,6 +152,7 @@ class ReplayLoader:
         leader: bool = True,
         collate_fn: Callable[[list[Any]], Any] | None = None,
         drop_last: bool = True,
+        weights: Sequence[float] | Floats | torch.Tensor | None = None,
         threads: int = 1,
         fingerprint: str = "",
         autocommit: bool = True,
@@ -158,8 +174,10 @@ class ReplayLoader:
         self._warn = warn_once()
         opening = Opening(source)
         known = None if is_opener(source) else about(source)
+        bounds = None if weights is None else _bounds(weights, shuffle)
+        drawn_by = "" if bounds is None else hashlib.blake2b(bounds.tobytes()).hexdigest()[:16]
         words: list[Any] = [fingerprint or look_at(source, collate_fn), name, seed, shuffle]
-        words += [global_batch, drop_last]
+        words += [global_batch, drop_last] + ([drawn_by] if drawn_by else [])
         words += [known.length] if known and known.kind == "map" else ["stream", epochs]
         self._home = BatchCache(identity(words), cache, max_bytes, self._warn)
         self._home.settle(group, rank, leader)
@@ -173,7 +191,15 @@ class ReplayLoader:
                 "microbatches are made of samples: give the dataset itself, not a DataLoader or "
                 "another source of whole batches"
             )
-        self.order = SampleOrder(found.length or 0, global_batch, seed, shuffle, drop_last)
+        if bounds is not None and (self.kind, found.length) != ("map", bounds.size):
+            self._home.leave(remove=True)
+            raise UsageError(
+                f"weights= has {bounds.size} numbers, and takes one for each sample of a dataset "
+                f"with __getitem__ and __len__; this source has {found.length or 'no'} samples"
+            )
+        self.order = SampleOrder(found.length or 0, global_batch, seed, shuffle, drop_last, bounds)
+        self.drawn_by = drawn_by
+        """Stands for the weights; empty: there are none."""
         collate: Callable[[list[Any]], Any] = collate_fn or default_collate
         reader: Reader
         if self.kind == "map":
@@ -398,6 +424,7 @@ class ReplayLoader:
             "shuffle": order.shuffle,
             "global_batch": order.global_batch,
             "drop_last": order.drop_last,
+            "weights": self.drawn_by or None,
         }
 
     def close(self, remove: bool = False) -> None:
@@ -419,6 +446,25 @@ def _close(feed: Prefetcher, home: BatchCache) -> None:
 def _weight(rank: int, world: int, size: int) -> float:
     begin, end = share(size, rank, world)
     return (end - begin) * world / size
+
+
+def _bounds(weights: Any, shuffle: bool) -> Bounds:
+    """Return what samples are drawn by.
+
+    Raises:
+        UsageError: these are no weights.
+    """
+    if not shuffle:
+        raise UsageError("weights= draws samples by lot, and shuffle=False asks for their order")
+    try:
+        numbers = np.asarray(weights, dtype=np.float64)
+    except (TypeError, ValueError) as error:
+        raise UsageError(f"weights= takes one number for each sample: {error}") from None
+    if numbers.ndim != 1:
+        raise UsageError(f"weights= takes one number for each sample, not {numbers.ndim} axes")
+    if not np.isfinite(numbers).all() or (numbers < 0).any() or not numbers.any():
+        raise UsageError("weights= takes numbers that are not negative, nor all of them 0")
+    return bounds_of(numbers)
 
 
 def _check(rank: int, world: int, global_batch: int, microbatches: int) -> None:

@@ -15,9 +15,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 Indices = NDArray[np.int64]
+Bounds = NDArray[np.float64]
 
 ROUNDS = 12
 _MASK = (1 << 64) - 1
+_GOLDEN = 0x9E3779B97F4A7C15
+"""2^64 over the golden ratio, as splitmix64 adds it."""
 
 
 class SampleOrder(msgspec.Struct, frozen=True):
@@ -25,6 +28,8 @@ class SampleOrder(msgspec.Struct, frozen=True):
 
     An epoch is one permutation of the samples, drawn from ``(seed, epoch)``. Batch k of the run is
     slice ``k % per_epoch`` of epoch ``k // per_epoch``.
+
+    With ``bounds`` each place of an epoch draws a sample by weight instead, and puts it back.
     """
 
     length: int
@@ -35,6 +40,8 @@ class SampleOrder(msgspec.Struct, frozen=True):
     shuffle: bool = True
     drop_last: bool = True
     """Leave out the samples of an epoch that fill no whole batch; else its last batch is short."""
+    bounds: Bounds | None = None
+    """(length,) from `bounds_of`."""
 
     @property
     def per_epoch(self) -> int:
@@ -73,6 +80,8 @@ class SampleOrder(msgspec.Struct, frozen=True):
         stop = self.size(number) if end is None else end
         first = at * self.global_batch
         places = np.arange(first + begin, first + stop, dtype=np.int64)
+        if self.bounds is not None:
+            return draw(places, self.bounds, self.seed, epoch)
         return permute(places, self.length, self.seed, epoch) if self.shuffle else places
 
 
@@ -96,6 +105,35 @@ def last(per_epoch: int | None, epochs: int | None, steps: int | None) -> int | 
     if per_epoch is not None and epochs is not None:
         limits.append(per_epoch * epochs)
     return min(limits, default=None)
+
+
+def bounds_of(weights: NDArray[np.float64]) -> Bounds:
+    """Return where each sample's part of [0, 1) ends.
+
+    Args:
+        weights: (length,), not negative, and not all zero.
+    """
+    sums: Bounds = np.cumsum(weights)
+    found: Bounds = sums / sums[-1]
+    return found
+
+
+def draw(places: Indices, bounds: Bounds, seed: int, epoch: int) -> Indices:
+    """Draw a sample by weight for each place of an epoch: its number by lot is number ``place`` of
+    the splitmix64 stream that begins with ``(seed, epoch)``.
+
+    Args:
+        places: (n,) int64.
+        bounds: (length,).
+
+    Returns:
+        (n,) int64 in [0, length). One of weight zero never comes.
+    """
+    begin = np.uint64(mix(mix(seed & _MASK) ^ (epoch & _MASK)))
+    lots = _scatter(places.astype(np.uint64) * np.uint64(_GOLDEN) + begin)
+    # 53 bits: as many as a float64 has.
+    found: Indices = np.searchsorted(bounds, (lots >> np.uint64(11)) * 2.0**-53, side="right")
+    return found
 
 
 def permute(places: Indices, length: int, seed: int, epoch: int) -> Indices:
@@ -138,7 +176,7 @@ def _through(
 def mix(value: int) -> int:
     """Return a 64-bit number that looks drawn by lot (splitmix64; Steele, Lea, Flood, OOPSLA
     2014)."""
-    value = (value + 0x9E3779B97F4A7C15) & _MASK
+    value = (value + _GOLDEN) & _MASK
     value = ((value ^ (value >> 30)) * 0xBF58476D1CE4E5B9) & _MASK
     value = ((value ^ (value >> 27)) * 0x94D049BB133111EB) & _MASK
     return value ^ (value >> 31)

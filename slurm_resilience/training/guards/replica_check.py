@@ -414,8 +414,8 @@ _LINES = {
         "already. s.loader splits it once more, so samples never come: give the whole dataset"
     ),
     "content": (
-        "s.loader: on {ranks} the dataset holds other samples than elsewhere, or in another order: "
-        "some come twice, and others never. Seed what splits or shuffles it "
+        "s.loader: on {ranks} the dataset holds other samples than elsewhere, or in another order, "
+        "or has other weights: some come twice, and others never. Seed what splits or shuffles it "
         "(random_split(…, generator=torch.Generator().manual_seed(0))), and sort lists of files"
     ),
     "batch": (

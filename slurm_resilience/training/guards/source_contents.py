@@ -20,10 +20,15 @@ DEEP = 4
 _HOLDS = (list, tuple, np.ndarray, torch.Tensor)
 
 
-def contents_word(source: Any) -> int:
+def contents_word(source: Any, weights: Any = None) -> int:
     """Return a number for what can be seen without asking for a sample: which ones a `Subset` has,
-    and lists and arrays with one item for each sample; 0: nothing."""
-    parts = list(_parts(source, DEEP))
+    and lists and arrays with one item for each sample; 0: nothing.
+
+    Args:
+        source: a dataset, or another source of samples.
+        weights: by which they are drawn, if they are.
+    """
+    parts = list(_parts(source, DEEP)) + ([] if weights is None else [weights])
     return content_digest(parts) if parts else 0
 
 

@@ -76,8 +76,15 @@ def _refuse_loader(loader: DataLoader[Any], view: View, rank: int) -> None:
 
 
 def _instead(loader: DataLoader[Any]) -> str:
-    more = "" if _collates_alike(loader) else ", collate_fn=…"
-    return f"give its dataset, s.loader(dataset, global_batch=…{more}), which shuffles and splits"
+    dataset, more, does = "dataset", "", "shuffles and splits"
+    if isinstance(loader.sampler, WeightedRandomSampler):
+        more, does = ", weights=…", "draws by these weights and splits"
+    elif isinstance(loader.sampler, SubsetRandomSampler):
+        dataset = "torch.utils.data.Subset(dataset, indices)"
+    elif isinstance(loader.sampler, SequentialSampler):
+        more, does = ", shuffle=False", "splits in the dataset's order"
+    more += "" if _collates_alike(loader) else ", collate_fn=…"
+    return f"give its dataset, s.loader({dataset}, global_batch=…{more}), which {does}"
 
 
 def _collates_alike(loader: DataLoader[Any]) -> bool:

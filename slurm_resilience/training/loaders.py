@@ -45,7 +45,8 @@ class Loaders:
         dataset may fill itself later."""
         self._told: set[str] = set()
         self._taken: dict[str, list[int]] = {}
-        """The next batch of each loader when this world began, and after its first updates."""
+        """The next batch of each loader when this world began, and after its first updates; only as
+        long as these are looked at."""
         self._batch_word = 0
 
     def open(
@@ -179,18 +180,20 @@ class Loaders:
         """Count the batches given so far to the step that is committed."""
         for name, loader in self.opened.items():
             loader.commit()
-            self._note_taken(name, loader)
+            if name in self._taken:
+                self._note_taken(name, loader)
             self._progress.positions[name] = loader.state_dict()
 
     def _note_taken(self, name: str, loader: ReplayLoader) -> None:
         """Warn, after two updates of a world, of a program that reads ahead: its batches are
         counted to an update before their own, so that a fault leaves them out."""
-        taken = self._taken.setdefault(name, [loader.next])
-        if len(taken) > UPDATES_LOOKED_AT:
-            return
+        taken = self._taken[name]
         taken.append(loader.next)
+        if len(taken) <= UPDATES_LOOKED_AT:
+            return
+        del self._taken[name]
         is_over = loader.end is not None and loader.next >= loader.end
-        if len(taken) <= UPDATES_LOOKED_AT or is_over or "ahead" in self._told:
+        if is_over or "ahead" in self._told:
             return
         first, second = taken[1] - taken[0], taken[2] - taken[1]
         # By one; or by more, where each update takes one batch. Others may grow on purpose.

@@ -200,6 +200,16 @@ class ReplayLoader:
         self.order = SampleOrder(found.length or 0, global_batch, seed, shuffle, drop_last, bounds)
         self.drawn_by = drawn_by
         """Stands for the weights; empty: there are none."""
+        self._own: dict[str, Any] = {
+            "kind": self.kind,
+            "length": self.order.length,
+            "seed": seed,
+            "shuffle": shuffle,
+            "global_batch": global_batch,
+            "drop_last": drop_last,
+            "weights": drawn_by or None,
+        }
+        """What a position belongs to."""
         collate: Callable[[list[Any]], Any] = collate_fn or default_collate
         reader: Reader
         if self.kind == "map":
@@ -391,8 +401,11 @@ class ReplayLoader:
 
     def state_dict(self) -> dict[str, Any]:
         """Return the position in the run; the same on every rank for a map-style dataset."""
-        before = self._feed.before(self.position)
-        state = {"version": STATE_VERSION, "position": self.position, **self._own()}
+        position = self._feed.committed
+        state = {"version": STATE_VERSION, "position": position, **self._own}
+        if self.kind == "map":
+            return state
+        before = self._feed.before(position)
         if before is not None and before.note:
             state["before"] = {"note": before.note, "state": before.state}
         return state
@@ -403,7 +416,7 @@ class ReplayLoader:
         Raises:
             UsageError: it was a loader of another dataset, order or batch size.
         """
-        own = {"version": STATE_VERSION, **self._own()}
+        own = {"version": STATE_VERSION, **self._own}
         wrong = [f"{k} {state.get(k)!r} (here {v!r})" for k, v in own.items() if state.get(k) != v]
         if wrong or not isinstance(state.get("position"), int):
             raise UsageError(
@@ -414,18 +427,6 @@ class ReplayLoader:
         if before := state.get("before"):
             given = SourceSample("batch", None, before["note"], before["state"])
             self._feed.remember(state["position"], given)
-
-    def _own(self) -> dict[str, Any]:
-        order = self.order
-        return {
-            "kind": self.kind,
-            "length": order.length,
-            "seed": order.seed,
-            "shuffle": order.shuffle,
-            "global_batch": order.global_batch,
-            "drop_last": order.drop_last,
-            "weights": self.drawn_by or None,
-        }
 
     def close(self, remove: bool = False) -> None:
         """End the thread and let go of the cache. A loader that is dropped is closed as well.

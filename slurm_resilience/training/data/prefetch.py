@@ -33,6 +33,9 @@ PATIENCE_SECONDS = 60.0
 
 _GLANCE_SECONDS = 0.1
 
+_MANY_BEFORE = 4
+"""Notes of earlier batches, after which those that are not needed are let go of."""
+
 
 class BatchTarget(NamedTuple):
     """The share of each batch that is wanted, and its place."""
@@ -95,7 +98,8 @@ class Prefetcher:
         self._before: dict[int, SourceSample] = {}
         """The batch before each one (its note and state alone), for streams."""
         self._error: tuple[int, Exception] | None = None
-        self._changed = threading.Condition()
+        self._lock = threading.RLock()
+        self._changed = threading.Condition(self._lock)
         self._stop = threading.Event()
         self._thread: threading.Thread | None = None
 
@@ -160,12 +164,14 @@ class Prefetcher:
             self._changed.notify_all()
 
     def commit(self, number: int) -> None:
-        """Batches before ``number`` are consumed."""
-        with self._changed:
+        """Batches before ``number`` are consumed. It is called in each step."""
+        with self._lock:
             self.committed = number
-            kept = number - self._place.stride
-            self._before = {k: f for k, f in self._before.items() if k >= kept}
-            self._tell()
+            if len(self._before) > _MANY_BEFORE:
+                kept = number - self._place.stride
+                self._before = {k: f for k, f in self._before.items() if k >= kept}
+            if self._place.group is not None:
+                self._tell()
 
     def before(self, number: int) -> SourceSample | None:
         """Note and state of what came before ``number``, where a stream goes on; None: unknown."""

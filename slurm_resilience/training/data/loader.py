@@ -6,6 +6,7 @@ import hashlib
 import logging
 import weakref
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -169,7 +170,8 @@ class ReplayLoader:
         self.rank, self.world = rank, world
         self.autocommit = autocommit
         self._given = Given()
-        self.weight = 1.0 if microbatches else _weight(rank, world, global_batch)
+        self._full_weight = 1.0 if microbatches else _weight(rank, world, global_batch)
+        self.weight = self._full_weight
         self._base = 0
         self._warn = warn_once()
         opening = Opening(source)
@@ -280,15 +282,15 @@ class ReplayLoader:
             )
             return
         if self.kind == "map":
-            size = self.order.size(number)
-            begin, end = share(size, self.rank, self.world)
-            self._given = Given(lambda: order.indices(number, begin, end))
+            size = order.global_batch if order.drop_last else order.size(number)
+            self._given = Given(partial(_indices, order, number, self.rank, self.world))
         else:
             size = found.note["size"]
             begin, end = share(size, self.rank, self.world)
             first = (found.note["at"] - 1) * order.global_batch
             self._given = Given(lambda: np.arange(first + begin, first + end, dtype=np.int64))
-        self.weight = _weight(self.rank, self.world, size)
+        is_full = size == order.global_batch
+        self.weight = self._full_weight if is_full else _weight(self.rank, self.world, size)
 
     @property
     def samples(self) -> Indices:
@@ -383,7 +385,8 @@ class ReplayLoader:
         if wanted[:2] != before[:2]:
             self._home.settle(wanted.group, rank, wanted.leader)
         if self.kind != "batches" and not wanted.microbatches:
-            self.weight = _weight(rank, world, self.order.global_batch)
+            self._full_weight = _weight(rank, world, self.order.global_batch)
+            self.weight = self._full_weight
         self._base = self.position
         self._feed.move(self._base, self._place())
 
@@ -442,6 +445,10 @@ class ReplayLoader:
 def _close(feed: Prefetcher, home: BatchCache) -> None:
     feed.stop()
     home.leave(remove=False)
+
+
+def _indices(order: SampleOrder, number: int, rank: int, world: int) -> Indices:
+    return order.indices(number, *order.share(number, rank, world))
 
 
 def _weight(rank: int, world: int, size: int) -> float:

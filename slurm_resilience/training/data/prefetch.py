@@ -109,27 +109,37 @@ class Prefetcher:
         Raises:
             SampleError: the source raised; asking again tries again.
         """
-        with self._changed:
+        with self._lock:
             number = self.next
             if self.end is not None and number >= self.end:
                 return None
-            self._asked = True
-            self._start()
-            self._changed.notify_all()
-            try:
-                ready = self._wait(number)
-            finally:
-                self._asked = False
-            if ready.found.kind == "end":
+            ready = self._ready.get(number)
+            if ready is None or self._thread is None:
+                ready = self._ask_for(number)
+            else:
+                del self._ready[number]
+            found = ready.found
+            if found.kind == "end":
                 self.end = number
                 return None
             if ready.loose:
-                self._keep_needed(number, ready.found)
+                self._keep_needed(number, found)
             self.next = number + self._place.stride
             self._opened += 1
-            self._before[self.next] = ready.found._replace(batch=None)
+            if found.note:
+                self._before[self.next] = SourceSample(found.kind, None, found.note, found.state)
             self._changed.notify_all()
-            return ready.found
+            return found
+
+    def _ask_for(self, number: int) -> _Ready:
+        """Have the thread get a batch that is not ready, and wait for it."""
+        self._asked = True
+        self._start()
+        self._changed.notify_all()
+        try:
+            return self._wait(number)
+        finally:
+            self._asked = False
 
     def _wait(self, number: int) -> _Ready:
         while not self._stop.is_set():

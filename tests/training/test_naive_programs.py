@@ -163,6 +163,18 @@ def test_weights_that_are_loaded_after_track_are_told(run: Program) -> None:
     warned(run(body), "model.weight, model.bias changed between s.track and the first")
 
 
+@pytest.mark.parametrize("other", [False, True])
+def test_an_optimizer_that_is_given_another_state_is_told(run: Program, other: bool) -> None:
+    """accelerate, and with it transformers' Trainer, gives each optimizer its own state anew."""
+    load = "opt.load_state_dict(opt.state_dict())"
+    if other:
+        load = load.replace("opt.state", "__import__('copy').deepcopy(opt).state")
+    body = USUAL.replace("net = s.ddp(model)", f"net = s.ddp(model)\n{load}")
+    done = run(body, inject="exception:rank=1,step=2,phase=backward")
+    assert done.returncode == 0, done.stderr[-4000:]
+    assert done.stderr.count("opt changed between s.track and the first") == int(other)
+
+
 def test_weights_that_the_function_loads_after_a_fault_are_told(run: Program) -> None:
     """A checkpoint of its own that was not there at first: the state of all ranks is lost."""
     loads = """

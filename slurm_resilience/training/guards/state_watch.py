@@ -383,8 +383,10 @@ class StateWatch:
             )
 
     def _replaced(self, name: str, optimizer: torch.optim.Optimizer) -> bool:
-        """Tell whether a load_state_dict gave an optimizer another state."""
-        return optimizer.state is not self._states[name] and bool(optimizer.state)
+        """Tell whether a load_state_dict gave an optimizer another state. (That of its own is what
+        accelerate gives it when it wraps it: torch puts the same tensors into a new dict.)"""
+        before, now = _leaves(self._states[name]), _leaves(optimizer.state)
+        return bool(now) and (len(before) != len(now) or not all(map(_is_that, before, now)))
 
     def _warn_changed(self, changed: tuple[str, ...]) -> None:
         self._warn(
@@ -418,6 +420,17 @@ def _holds_state(thing: Any, optimizer: torch.optim.Optimizer, known: set[int]) 
     if isinstance(thing, torch.optim.Optimizer):
         return thing.state is not optimizer.state
     return isinstance(thing, torch.Tensor) and id(thing) not in known
+
+
+def _leaves(value: Any) -> list[Any]:
+    """Return what containers within containers hold."""
+    if not isinstance(value, Mapping | list | tuple):
+        return [value]
+    return [leaf for item in _items(value) for leaf in _leaves(item)]
+
+
+def _is_that(one: Any, other: Any) -> bool:
+    return one is other or (not isinstance(one, torch.Tensor) and bool(one == other))
 
 
 def _items(value: Any) -> list[Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
@@ -11,6 +12,7 @@ import torch
 from state_ranks import view_of
 from torch import nn
 from torch.utils.data import (
+    BatchSampler,
     DataLoader,
     DistributedSampler,
     IterableDataset,
@@ -341,6 +343,53 @@ def test_a_data_modules_sampler_is_kept_or_refused() -> None:
     module = Module()
     module.train_dataloader = lambda: DataLoader(Stream())  # type: ignore[method-assign, arg-type]
     assert isinstance(training_part(module).dataset, Stream)
+
+
+WEIGHTED = WeightedRandomSampler([1.0] * 7 + [2.0], 8)
+LEFT_OUT: dict[str, tuple[dict[str, Any], str]] = {
+    "a list of numbers": ({"sampler": [1, 5]}, "list"),
+    "a subclass": ({"sampler": type("Rising", (RandomSampler,), {})(range(8))}, "Rising"),
+    "batches of its own": (
+        {"batch_sampler": type("Buckets", (BatchSampler,), {})(WEIGHTED, 2, drop_last=False)},
+        "Buckets",
+    ),
+    "a list of batches": ({"batch_sampler": [[1, 5]]}, "list"),
+    "put back": (
+        {"sampler": RandomSampler(range(8), replacement=True)},
+        "RandomSampler with replacement",
+    ),
+    "a longer epoch": (
+        {"sampler": WeightedRandomSampler([1.0] * 8, 80)},
+        "WeightedRandomSampler of 80 samples",
+    ),
+    "not put back": (
+        {"sampler": WeightedRandomSampler([1.0] * 8, 8, replacement=False)},
+        "WeightedRandomSampler without replacement",
+    ),
+}
+
+
+@pytest.mark.parametrize("kind", LEFT_OUT)
+def test_a_data_modules_other_choices_are_refused(kind: str) -> None:
+    """Each was left out without a word: the training had other samples."""
+    loader_kwargs, words = LEFT_OUT[kind]
+    with pytest.raises(UsageError, match=re.escape(f"({words}), which would be left out")):
+        training_part(Module(**loader_kwargs))
+
+
+def test_a_sampler_within_batches_is_kept() -> None:
+    batches = BatchSampler(WEIGHTED, 2, drop_last=False)
+    weights = training_part(Module(batch_sampler=batches)).weights
+    assert weights.tolist() == [1.0] * 7 + [2.0]
+    assert ", weights=…" in refused(DataLoader(DATA, batch_sampler=batches))
+    batches = BatchSampler(RandomSampler(DATA), 2, drop_last=False)
+    assert "shuffle=False" not in refused(DataLoader(DATA, batch_sampler=batches))
+
+
+def test_a_data_module_that_gives_whole_batches_is_refused() -> None:
+    """Its batches were taken for samples."""
+    with pytest.raises(UsageError, match="gives whole batches"):
+        training_part(Module(batch_size=None))
 
 
 def test_a_refusal_names_the_collate_function_that_is_needed() -> None:

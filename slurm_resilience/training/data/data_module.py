@@ -6,13 +6,7 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from torch.utils.data import (
-    BatchSampler,
     DataLoader,
-    DistributedSampler,
-    IterableDataset,
-    RandomSampler,
-    Sampler,
-    SequentialSampler,
     Subset,
     SubsetRandomSampler,
     WeightedRandomSampler,
@@ -20,6 +14,7 @@ from torch.utils.data import (
 )
 
 from slurm_resilience.errors import UsageError
+from slurm_resilience.training.data.samplers import innermost, unlike_session
 
 
 class TrainingPart(NamedTuple):
@@ -30,10 +25,6 @@ class TrainingPart(NamedTuple):
     """None: torch's own."""
     weights: Any = None
     """(samples,) of a weighted sampler; None: each sample comes once."""
-
-
-_PLAIN = (BatchSampler, RandomSampler, SequentialSampler, DistributedSampler)
-"""Samplers that give every sample once, in some order."""
 
 
 def is_data_module(source: Any) -> bool:
@@ -49,7 +40,8 @@ def training_part(module: Any) -> TrainingPart:
         module: a LightningDataModule.
 
     Raises:
-        UsageError: it gives something else than one DataLoader, or one with a sampler of its own.
+        UsageError: it gives something else than one DataLoader, or one of whole batches, or with a
+            sampler of its own.
     """
     if callable(prepare := getattr(module, "prepare_data", None)):
         prepare()
@@ -60,17 +52,22 @@ def training_part(module: Any) -> TrainingPart:
             f"s.loader: {type(module).__name__}.train_dataloader() gives a {type(loader).__name__}"
             ", not one DataLoader: give the dataset itself"
         )
+    name = type(module).__name__
+    if loader.batch_sampler is None:
+        raise UsageError(
+            f"s.loader: the DataLoader of {name} gives whole batches as its dataset makes them "
+            "(batch_size=None): give a dataset of samples, s.loader(dataset, global_batch=…)"
+        )
+    if other := unlike_session(loader):
+        raise UsageError(
+            f"s.loader: {name} chooses its samples by a sampler of its own ({other}), which would "
+            "be left out: give the dataset itself, s.loader(dataset, global_batch=…), with "
+            "weights=…, shuffle=False or steps=… as it needs"
+        )
     own = None if loader.collate_fn is default_collate else loader.collate_fn
-    dataset, sampler = loader.dataset, loader.sampler
+    dataset, sampler = loader.dataset, innermost(loader)
     if isinstance(sampler, WeightedRandomSampler):
         return TrainingPart(dataset, own, sampler.weights)
     if isinstance(sampler, SubsetRandomSampler):
         return TrainingPart(Subset(dataset, sampler.indices), own)
-    for one in () if isinstance(dataset, IterableDataset) else (sampler, loader.batch_sampler):
-        if isinstance(one, Sampler) and not isinstance(one, _PLAIN):
-            raise UsageError(
-                f"s.loader: {type(module).__name__} chooses its samples by a sampler of its own "
-                f"({type(one).__name__}), which would be left out: give the dataset itself, "
-                "s.loader(dataset, global_batch=…), with weights=… or shuffle=False"
-            )
     return TrainingPart(dataset, own)

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 from torch.utils.data import (
     BatchSampler,
     DataLoader,
-    Dataset,
     IterableDataset,
     RandomSampler,
     SequentialSampler,
@@ -18,6 +16,7 @@ from torch.utils.data import (
 
 from slurm_resilience.errors import UsageError
 from slurm_resilience.mesh.model import View
+from slurm_resilience.training.data.samplers import innermost, samplers
 
 WHOLE_SAMPLERS = (
     BatchSampler,
@@ -51,9 +50,9 @@ def refuse(source: Any, view: View, rank: int) -> None:
 
 
 def _refuse_loader(loader: DataLoader[Any], view: View, rank: int) -> None:
-    samplers = list(_samplers(loader))
+    found = list(samplers(loader))
     seats, seat = max(view.seats, view.size), view.members[rank].peer.seat
-    for sampler in samplers:
+    for sampler in found:
         replicas, place = getattr(sampler, "num_replicas", None), getattr(sampler, "rank", None)
         if isinstance(replicas, int) and isinstance(place, int):
             # One of the full world is warned of when the world is smaller.
@@ -67,7 +66,7 @@ def _refuse_loader(loader: DataLoader[Any], view: View, rank: int) -> None:
     if seats == 1 or _split(loader.dataset) is not None:
         return
     # A sampler of the user's own may split by rank in a way that shows in its batches alone.
-    whole = all(type(sampler) in WHOLE_SAMPLERS for sampler in samplers)
+    whole = all(type(sampler) in WHOLE_SAMPLERS for sampler in found)
     if whole and not isinstance(loader.dataset, IterableDataset):
         raise UsageError(
             "s.loader: this DataLoader does not split by rank, so all ranks would train on the "
@@ -77,11 +76,12 @@ def _refuse_loader(loader: DataLoader[Any], view: View, rank: int) -> None:
 
 def _instead(loader: DataLoader[Any]) -> str:
     dataset, more, does = "dataset", "", "shuffles and splits"
-    if isinstance(loader.sampler, WeightedRandomSampler):
+    sampler = innermost(loader)
+    if isinstance(sampler, WeightedRandomSampler):
         more, does = ", weights=…", "draws by these weights and splits"
-    elif isinstance(loader.sampler, SubsetRandomSampler):
+    elif isinstance(sampler, SubsetRandomSampler):
         dataset = "torch.utils.data.Subset(dataset, indices)"
-    elif isinstance(loader.sampler, SequentialSampler):
+    elif isinstance(sampler, SequentialSampler):
         more, does = ", shuffle=False", "splits in the dataset's order"
     more += "" if _collates_alike(loader) else ", collate_fn=…"
     return f"give its dataset, s.loader({dataset}, global_batch=…{more}), which {does}"
@@ -89,16 +89,6 @@ def _instead(loader: DataLoader[Any]) -> str:
 
 def _collates_alike(loader: DataLoader[Any]) -> bool:
     return getattr(loader.collate_fn, "__name__", "") == "default_collate"
-
-
-def _samplers(loader: DataLoader[Any]) -> Iterator[Any]:
-    """Yield what chooses the samples, from the outside in."""
-    for holder in (loader.batch_sampler, loader.sampler):
-        seen = 0
-        while holder is not None and not isinstance(holder, Dataset) and seen < 4:
-            if type(holder).__name__ != "_InfiniteConstantSampler":
-                yield holder
-            holder, seen = getattr(holder, "sampler", None), seen + 1
 
 
 def _split(source: Any) -> str | None:

@@ -126,3 +126,69 @@ class Last:
 """
     )
     told_nothing(run(_body(made, "1", changed), parts))
+
+
+TRACKED = """
+def lists():
+    torch.manual_seed(0)
+    model = nn.Linear(8, 1)
+    return model, [p.detach().clone() for p in model.parameters()]
+
+def averaged():
+    model, averages = lists()
+    return model, averages, torch.optim.SGD(model.parameters(), 0.01)
+
+def in_full_precision():
+    model, masters = lists()
+    for one in masters:
+        one.requires_grad_()
+    return model.bfloat16(), masters, torch.optim.SGD(masters, 0.01)
+
+class Masters(torch.optim.SGD):
+    def __init__(self, parameters, lr):
+        super().__init__(parameters, lr)
+        self.masters = [p.detach().clone() for p in self.param_groups[0]["params"]]
+
+    def state_dict(self):
+        return super().state_dict() | {"masters": self.masters}
+
+    def load_state_dict(self, state):
+        masters = state.pop("masters")
+        torch._foreach_copy_(self.masters, masters)
+        super().load_state_dict(state)
+
+def in_an_optimizer():
+    model, _ = lists()
+    opt = Masters(model.parameters(), 0.01)
+    return model, opt.masters, opt
+"""
+LIST = """
+model, kept, opt = s.once({made})
+s.track(model=model, opt=opt{tracked})
+net = s.ddp(model)
+for x, y in s.loader(DATA, global_batch=8, steps=6, epochs=None):
+    nn.functional.mse_loss(net(x.to(model.weight.dtype)).float(), y).backward()
+    with s.update():
+        for p, k in zip(model.parameters(), kept):
+            k.grad = p.grad.to(k.dtype) if k.requires_grad else None
+        opt.step()
+        with torch.no_grad():
+            for p, k in zip(model.parameters(), kept):
+                p.copy_(k) if k.requires_grad else k.lerp_(p, 0.1)
+        model.zero_grad()
+"""
+
+
+@pytest.mark.parametrize(
+    ("made", "tracked"),
+    [
+        ("averaged", ", **{f'average{n}': one for n, one in enumerate(kept)}"),
+        ("in_full_precision", ""),
+        ("in_an_optimizer", ""),
+    ],
+)
+def test_a_list_of_tensors_that_are_tracked_is_told_nothing(
+    run: Program, made: str, tracked: str
+) -> None:
+    """Each was named as a list that changes, and as averages that nothing tracks."""
+    told_nothing(run(LIST.format(made=made, tracked=tracked), TRACKED))

@@ -23,6 +23,7 @@ from torch import nn
 from torch.distributed.tensor import DTensor
 
 from slurm_resilience.training.compat import has_memory, versions
+from slurm_resilience.training.guards.kept_objects import held
 from slurm_resilience.training.state import adapters
 
 LOOKED_AT = 4096
@@ -70,18 +71,22 @@ class KeptCopies:
         """Modules that were copied in the middle of a training."""
         self._before: set[int] = set()
         """Ids of the first tensors of copies that were there before the weights were healed."""
+        self._tracked: list[Any] = []
 
-    def begin(self, everything: Iterable[Any], modules: Iterable[nn.Module]) -> None:
+    def begin(
+        self, everything: Iterable[Any], modules: Iterable[nn.Module], tracked: Iterable[Any]
+    ) -> None:
         """Begin a world, with the weights as `s.track` leaves them.
 
         Args:
             everything: objects that may be copies already; none, once these weights have been
                 trained: a copy of them cannot be older.
             modules: those that are tracked.
+            tracked: all objects that are; what they hold is no copy to tell of.
         """
-        self._before = {
-            id(tensors[0]) for _, tensors, _ in _copies(everything, modules, (), _is_equal)
-        }
+        self._tracked = list(tracked)
+        found = _copies(everything, modules, self._known(), _is_equal)
+        self._before = {id(tensors[0]) for _, tensors, _ in found}
 
     def made(self, everything: Iterable[Any], modules: Iterable[nn.Module]) -> tuple[str, ...]:
         """Return the kinds of copies that were made since a world began, with weights that have not
@@ -91,12 +96,11 @@ class KeptCopies:
             everything: objects of this process.
             modules: those that are tracked.
         """
-        kinds = (
-            type(thing).__name__
-            for thing, tensors, _ in _copies(everything, modules, (), _is_equal)
-            if id(tensors[0]) not in self._before
-        )
-        return tuple(dict.fromkeys(kinds))
+        kinds: dict[int, str] = {}  # as in `look`
+        for thing, tensors, _ in _copies(everything, modules, self._known(), _is_equal):
+            if id(tensors[0]) not in self._before:
+                kinds.setdefault(id(tensors[0]), type(thing).__name__)
+        return tuple(dict.fromkeys(kinds.values()))
 
     def look(
         self,
@@ -112,7 +116,7 @@ class KeptCopies:
             others: copies that are told of otherwise.
         """
         kept: dict[int, _Copy] = {}  # by the first tensor: a module has a table of its own as well
-        for thing, tensors, _ in _copies(everything, modules, others, _is_close):
+        for thing, tensors, _ in _copies(everything, modules, self._known(others), _is_close):
             kept.setdefault(id(tensors[0]), _copy(thing, tensors))
         self._found = list(kept.values())
 
@@ -132,7 +136,7 @@ class KeptCopies:
         known = {id(first) for one in self._found if (first := one.first()) is not None}
         known |= {id(first) for one in self._late if (first := one.copy.first()) is not None}
         plain = (one for one in everything if type(one) in (list, tuple, dict))
-        for thing, tensors, like in _copies(plain, modules, others, _is_close):
+        for thing, tensors, like in _copies(plain, modules, self._known(others), _is_close):
             if len(self._found) >= MOST:
                 break
             # A parameter is a module's, which has a table of its own.
@@ -154,8 +158,12 @@ class KeptCopies:
             modules: as in `look`.
             others: the same.
         """
-        found = _copies(made, modules, others, _is_close)
+        found = _copies(made, modules, self._known(others), _is_close)
         self._late += [_Late(_copy(thing, tensors), 0) for thing, tensors, _ in found]
+
+    def _known(self, others: Iterable[nn.Module] = ()) -> set[int]:
+        """Return the ids of what is tracked, and of copies that are told of otherwise."""
+        return {id(one) for thing in (*self._tracked, *others) for one in (thing, *held(thing))}
 
     @property
     def is_over(self) -> bool:
@@ -211,15 +219,14 @@ def _holds_now(tensors: Sequence[weakref.ref[torch.Tensor]], like: _Like) -> boo
 def _copies(
     everything: Iterable[Any],
     modules: Iterable[nn.Module],
-    others: Iterable[nn.Module],
+    known: set[int],
     fits: Callable[[Sequence[torch.Tensor], _Like], bool],
 ) -> Iterator[tuple[Any, Sequence[torch.Tensor], _Like]]:
     """Yield what has the parameters' shapes, and fits, with its tensors and what it is like."""
     likes = [like for module in modules for like in _likes(adapters.unwrap(module))]
     kinds = {like.kind for like in likes}
     sizes = {len(like.parameters) for like in likes}
-    known = {id(one) for like in likes for p in like.parameters for one in (p, p.grad)}
-    known |= {id(one) for other in others for one in other.parameters()}
+    known = known | {id(one) for like in likes for p in like.parameters for one in (p, p.grad)}
     for thing in everything if likes else ():
         kind = type(thing)
         if kind is list or kind is tuple:

@@ -68,7 +68,7 @@ class KeptObjects:
         look."""
         if self.is_over:
             return ()
-        known = {id(one) for thing in self._tracked for one in (thing, *_held(thing))}
+        known = {id(one) for thing in self._tracked for one in (thing, *held(thing))}
         self._readings.append(_read(self.source(), known))
         if len(self._readings) < LOOKS:
             return ()
@@ -111,8 +111,8 @@ def _values(one: Any, name: str, known: set[int], deep: int) -> Iterator[tuple[s
     elif isinstance(one, np.ndarray):
         yield name, _Seen(one, content_digest(one))
     elif isinstance(one, _LISTS):
-        some = list(one)[:MOST]
-        if not some or any(_is_data(item) for item in some):
+        some = [item for item in list(one)[:MOST] if id(item) not in known]
+        if not one or any(_is_data(item) for item in some):
             yield name, _Seen(one, content_digest([len(one), some[:8], some[-8:]]))
     elif isinstance(one, dict):
         for key, value in list(one.items())[:MOST] if deep else ():
@@ -149,14 +149,15 @@ def _attributes(thing: Any) -> dict[str, Any]:
     return found if type(found) is dict else {}
 
 
-def _held(thing: Any) -> Iterator[Any]:
+def held(thing: Any) -> Iterator[Any]:
     """Yield what a tracked object holds."""
     if isinstance(thing, nn.Module):
         yield from thing.parameters()
-    elif isinstance(thing, torch.optim.Optimizer):
+        yield from thing.buffers()
+        return
+    if isinstance(thing, torch.optim.Optimizer):
         for group in thing.param_groups:
             yield from group["params"]
-    elif not isinstance(thing, torch.Tensor):
-        for value in _attributes(thing).values():
-            yield value
-            yield from _attributes(value).values()
+    for value in () if isinstance(thing, torch.Tensor) else _attributes(thing).values():
+        yield value
+        yield from value if isinstance(value, list | tuple) else _attributes(value).values()

@@ -92,7 +92,9 @@ class StateWatch:
         )
         if listen:
             self._optimizing.parts.attributes.begin(modules)
-            self._optimizing.parts.begin(self._optimizing.modules, is_trained=step != 0)
+            self._optimizing.parts.begin(
+                self._optimizing.modules, objects.values(), is_trained=step != 0
+            )
         elif tracked is not None:
             let_go_of_older_objects()  # another rank looks through its own
         # The objects themselves, so that no other one gets their id.

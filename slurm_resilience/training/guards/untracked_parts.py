@@ -94,11 +94,14 @@ class UntrackedParts:
         self.has_schedule = False
         """A schedule was among them: a line on it says all."""
 
-    def begin(self, modules: Sequence[nn.Module], *, is_trained: bool) -> None:
+    def begin(
+        self, modules: Sequence[nn.Module], tracked: Iterable[Any], *, is_trained: bool
+    ) -> None:
         """Begin a world.
 
         Args:
             modules: those that are tracked.
+            tracked: all objects that are.
             is_trained: the weights have been trained.
         """
         self.is_over = False
@@ -108,7 +111,7 @@ class UntrackedParts:
         self._late, self._copied, self._copies_left = [], [], LATE_COPIES
         # What was there before the training is older than the weights that were found now.
         with ends_no_training():
-            self.copies.begin(() if is_trained else newer_objects(), modules)
+            self.copies.begin(() if is_trained else newer_objects(), modules, tracked)
 
     def copies_made(self, modules: Sequence[nn.Module]) -> tuple[str, ...]:
         """Return the kinds of copies that were made of the weights since a world began: at the

@@ -60,6 +60,9 @@ def test_what_is_made_in_the_middle_is_told(run: Program, kind: str) -> None:
 
 LATE_COPY = """
 from copy import deepcopy
+def filled(other, model):
+    other.load_state_dict(model.state_dict())
+    return other
 model, opt = s.once(build)
 s.track(model=model, opt=opt)
 net, part, kept = s.ddp(model), None, []
@@ -73,6 +76,7 @@ for x, y in s.loader(DATA, global_batch=8, steps=12, epochs=None):
 """
 COPIES = {
     "module": ("deepcopy(model)", "part.parameters()"),
+    "module of its own": ("filled(nn.Linear(8, 1), model)", "part.parameters()"),
     "list": ("[p.detach().clone() for p in model.parameters()]", "part"),
     "dict": ("{k: v.clone() for k, v in model.state_dict().items()}", "part.values()"),
 }
@@ -103,6 +107,7 @@ def test_a_copy_that_is_made_in_the_middle_and_stays_is_told(run: Program) -> No
 PASSING = {
     "for a validation": "deepcopy(model).eval()(x)",
     "for one step": "part = deepcopy(model)",
+    "in a module of its own": "part = filled(part or nn.Linear(8, 1), model)",
     "to save them": """
         kept = kept or {k: v.clone() for k, v in model.state_dict().items()}
         for name, one in model.state_dict().items():

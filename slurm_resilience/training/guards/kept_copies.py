@@ -7,7 +7,7 @@ is only read (weights to compare with) is none, nor are gradients that a program
 And see copies that the training function makes of the weights as it finds them: a reference, a
 teacher. After a fault it finds others.
 
-Copies that are made in the middle of a training are seen, too: modules when they are made, others
+Copies that are made in the middle of a training are seen, too: modules when they are copied, others
 when it is looked again.
 """
 
@@ -31,7 +31,8 @@ LOOKED_AT = 4096
 CLOSE_SHARE = 0.5
 """A copy is no further from the parameters than this part of their own size."""
 MOST = 64
-"""Copies in plain lists and dicts that are looked at: a program may keep those of many steps."""
+"""Copies made in the middle of a training that are looked at: a program may keep those of many
+steps."""
 LIVES_ON = 3
 """Looks at a module that was copied in the middle of a training, one a step: one that is only
 validated with is gone by then."""
@@ -126,7 +127,7 @@ class KeptCopies:
         modules: Iterable[nn.Module],
         others: Iterable[nn.Module] = (),
     ) -> None:
-        """Find plain lists, tuples and dicts that were made meanwhile.
+        """Find plain lists, tuples, dicts and modules that were made meanwhile.
 
         Args:
             everything: as in `look`.
@@ -135,12 +136,12 @@ class KeptCopies:
         """
         known = {id(first) for one in self._found if (first := one.first()) is not None}
         known |= {id(first) for one in self._late if (first := one.copy.first()) is not None}
-        plain = (one for one in everything if type(one) in (list, tuple, dict))
-        for thing, tensors, like in _copies(plain, modules, self._known(others), _is_close):
+        for thing, tensors, like in _copies(everything, modules, self._known(others), _is_close):
             if len(self._found) >= MOST:
                 break
-            # A parameter is a module's, which has a table of its own.
-            if id(tensors[0]) not in known and not isinstance(tensors[0], nn.Parameter):
+            # A parameter in a list or a dict is a module's, which is looked at itself.
+            is_modules = isinstance(tensors[0], nn.Parameter) and not isinstance(thing, nn.Module)
+            if id(tensors[0]) not in known and not is_modules:
                 known.add(id(tensors[0]))
                 is_of_now = partial(_holds_now, [weakref.ref(one) for one in tensors], like)
                 self._found.append(_copy(thing, tensors)._replace(is_of_now=is_of_now))

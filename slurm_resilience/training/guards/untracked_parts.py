@@ -158,8 +158,8 @@ class UntrackedParts:
             self.buffers.look(everything, [*modules, *averages])
 
     def look_again(self, modules: Sequence[nn.Module]) -> None:
-        """Find copies of the weights in plain lists and dicts that were made in the middle of the
-        training: nothing tells of them.
+        """Find copies of the weights in plain lists and dicts, and in modules that were not copied,
+        that were made in the middle of the training: nothing tells of them.
 
         Args:
             modules: as in `look`.

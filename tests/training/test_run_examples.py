@@ -15,6 +15,9 @@ from warm_machine import WarmMachine
 pytestmark = pytest.mark.training
 torch = pytest.importorskip("torch", reason="torch is not installed")
 
+from slurm_resilience.errors import UsageError  # noqa: E402
+from slurm_resilience.training.recipes import llama, lora  # noqa: E402
+
 ROOT = Path(__file__).parents[2]
 EXAMPLES = ROOT / "scripts/examples"
 STEP = re.compile(r"step (\d+) loss ([-+.e\d]+|nan)")
@@ -237,3 +240,17 @@ def test_a_recipe_of_each_shape_ends_with_the_same_bits(
     ]
     assert len(ends[0]) == 1
     assert ends[0] == ends[1], killed.stderr[-4000:]
+
+
+@pytest.mark.parametrize(
+    ("names", "words"),
+    [(("query", "valeu"), "no linear layer is called valeu"), ((), "no layer is named")],
+)
+def test_a_layer_that_is_misspelt_in_a_recipe_is_refused(
+    names: tuple[str, ...], words: str
+) -> None:
+    """The others got adapters, and nothing said that this one did not."""
+    model = llama.Llama(llama.LlamaShape(width=16, layers=1, heads=2, context=8))
+    with pytest.raises(UsageError, match=words):
+        lora.adapt(model, 2, 4.0, names)
+    assert all(parameter.requires_grad for parameter in model.parameters())

@@ -55,16 +55,21 @@ def adapt(
         The names of the layers that have one now.
 
     Raises:
-        UsageError: there is no layer of any such name.
+        UsageError: there is no layer of one such name, or no name.
     """
-    model.requires_grad_(False)
     found = [
         (name, module)
         for name, module in model.named_modules()
         if isinstance(module, nn.Linear) and name.rpartition(".")[2] in names
     ]
-    if not found:
-        raise UsageError(f"no linear layer is called {' or '.join(sorted(names))}")
+    missing = sorted(set(names) - {name.rpartition(".")[2] for name, _ in found})
+    if missing or not found:
+        raise UsageError(
+            f"no linear layer is called {' or '.join(missing)}"
+            if missing
+            else "no layer is named that gets an adapter: give its name, as query"
+        )
+    model.requires_grad_(False)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         for name, module in found:

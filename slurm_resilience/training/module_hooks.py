@@ -37,7 +37,9 @@ class ModuleHooks:
         self._stop_listening = []
 
     def arm_backward(self, objects: Iterable[Any]) -> None:
-        """Make the backward of a tracked module a place for a drill's fault, under DDP or not."""
+        """Make the backward of modules a place for a drill's fault, under DDP or not: of those that
+        are tracked, and of those that DDP wraps. (A Lightning module's own forward is never called,
+        that of its net is.)"""
         for module in objects:
             if isinstance(module, nn.Module) and module not in self._armed and inject.armed():
                 # No method: a copy.deepcopy of the module would copy this object, too.

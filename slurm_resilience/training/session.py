@@ -207,6 +207,7 @@ class Session:
             refuse_other_gradients(participant.group, module)
         if self.attempt == 1 and self.rank == 0 and (names := participant.healer.lacks(module)):
             warn_of_untracked(module, names)
+        participant.hooks.arm_backward([module])
         ddp_kwargs.setdefault("init_sync", not participant.healer.has(module))
         wrapped = nn.parallel.DistributedDataParallel(module, **ddp_kwargs)
         participant.group.hold(wrapped)

@@ -501,3 +501,12 @@ def test_torchs_default_device_is_the_programs_own(run: Program) -> None:
     assert done.returncode == 0, done.stderr[-4000:]
     assert "fault 1" not in done.stderr, done.stderr[-4000:]
     assert done.stdout.count("ends at 8") == 2, done.stdout
+
+
+def test_a_drill_strikes_in_a_part_that_ddp_wraps(run: Program) -> None:
+    """The forward of what is tracked is never called, as that of a Lightning module: the drill was
+    passed over, and nothing said so."""
+    body = USUAL.replace("s.track(model=model,", "s.track(model=nn.ModuleDict({'net': model}),")
+    done = run(body, inject="exception:rank=1,step=2,phase=backward")
+    assert done.returncode == 0, done.stderr[-4000:]
+    assert "injected fault (rank 1, step 2, backward)" in done.stderr

@@ -186,6 +186,7 @@ class Session:
             control_socket.ready()
         participant.loaders.healed()
         participant.guards.seeds.note()
+        participant.guards.replicas.healed()
         if is_result_used(inspect.currentframe()):
             participant.updates.ask()
         return participant.step

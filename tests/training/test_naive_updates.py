@@ -250,6 +250,15 @@ def test_random_numbers_that_come_twice_after_a_fault_are_told(
         assert done.returncode == 0 and "random numbers" not in done.stderr, done.stderr[-4000:]
 
 
+def test_ranks_that_draw_nothing_are_told_nothing_of_random_numbers(run: Program) -> None:
+    """Processes that nothing seeds differ in them, as those of the first example do: a replaced
+    rank was told that it draws what another does."""
+    body = USUAL.replace("s.track", "torch.manual_seed(s.rank)\ns.track").replace("=4", "=8")
+    done = run(body, inject="kill:rank=1,step=4")
+    assert done.returncode == 0 and "generation 2" in done.stderr, done.stderr[-4000:]
+    assert "random numbers" not in done.stderr, done.stderr[-4000:]
+
+
 def test_random_numbers_that_become_the_same_without_a_fault_are_told_nothing(
     run: Program,
 ) -> None:

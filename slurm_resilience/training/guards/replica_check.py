@@ -25,6 +25,7 @@ from slurm_resilience.errors import UsageError
 from slurm_resilience.training.content_digest import content_digest
 from slurm_resilience.training.guards.witness import SHOWN, ReplicaFault, is_outvoted
 from slurm_resilience.training.process_group import ProcessGroups
+from slurm_resilience.training.state import rng
 
 log = logging.getLogger("sres.training")
 
@@ -57,7 +58,8 @@ class RankWords(NamedTuple):
     certified: int = 0
     """One more than the newest certified step that this rank has a copy of."""
     random: int = 0
-    """Checksum of the state of torch's random numbers."""
+    """Checksum of the state of torch's random numbers; 0: this process has drawn none since
+    `s.track`. (Processes that nothing has seeded differ in it from the start.)"""
     were_apart: int = 0
     """1: this process saw, in an earlier world, that each rank drew random numbers of its own."""
     buffers: int = 0
@@ -126,7 +128,7 @@ def same_random_numbers(rows: Sequence[RankWords], replica_size: int) -> tuple[i
     """
     for part in range(replica_size):
         ranks = range(part, len(rows), replica_size)
-        many = Counter(rows[rank].random for rank in ranks)
+        many = Counter(rows[rank].random for rank in ranks if rows[rank].random)
         if same := [rank for rank in ranks if many[rows[rank].random] > 1]:
             return tuple(same)
     return ()
@@ -140,7 +142,8 @@ def drew_apart(rows: Sequence[RankWords], replica_size: int) -> bool:
         rows: of each rank.
         replica_size: ranks that hold one copy of the model together.
     """
-    return len(rows) > replica_size and not same_random_numbers(rows, replica_size)
+    own = len(rows) > replica_size and all(row.random for row in rows)
+    return own and not same_random_numbers(rows, replica_size)
 
 
 def _odd(rows: Sequence[RankWords], ranks: Iterable[int], field: str) -> list[int]:
@@ -186,6 +189,8 @@ class ReplicaCheck:
         self._worlds = 0
         self._apart_in = math.inf
         """The first of them in which each rank drew random numbers of its own."""
+        self._random = 0
+        """Checksum of the state of torch's, as `s.track` has left it in this world."""
         self.last: dict[str, Any] = {}
         """Result of the last comparison of replicas: ``step``, ``equal``, ``seconds`` that it took,
         and ``every`` (steps until the next one)."""
@@ -196,6 +201,10 @@ class ReplicaCheck:
         self._worlds += 1
         self._alone = size == 1
         self.due_at = math.inf if self._every == 0 or self._alone else 0
+
+    def healed(self) -> None:
+        """Note the random numbers that the healing has left."""
+        self._random = _random_numbers()
 
     @property
     def looks_at_batches(self) -> bool:
@@ -245,7 +254,7 @@ class ReplicaCheck:
             state=_sum(names),
             buffers=_sum(buffers),
             every=every,
-            random=content_digest(torch.get_rng_state()),
+            random=0 if (drawn := _random_numbers()) == self._random else drawn,
             were_apart=int(self._apart_in < self._worlds),
         )
         rows = _exchange(group, words)
@@ -390,6 +399,11 @@ def _names_that_differ(
         mine = [name for name in theirs if theirs[name] != others.get(name)]
         differ = dict.fromkeys(mine) | differ
     return usual, list(differ)
+
+
+def _random_numbers() -> int:
+    """Return a checksum of the state of torch's, the GPU's too: dropout draws from that alone."""
+    return content_digest(rng.read(but=("random", "numpy")))
 
 
 def _is_parameter(name: str, modules: Collection[str]) -> bool:

@@ -122,6 +122,53 @@ def test_copies_that_a_fault_does_no_harm_are_told_nothing(run: Program, what: s
     told_nothing(run(LATE_COPY.format(PASSING[what].strip())))
 
 
+SHARDED = """
+from torch.distributed.fsdp import fully_shard
+torch.manual_seed(0)
+model = nn.Sequential(nn.Linear(8, 4), nn.Linear(4, 1))
+fully_shard(model, mesh=s.mesh()["shard"])
+opt = torch.optim.SGD(model.parameters(), 0.01)
+s.track(model=model, opt=opt)
+part = None
+for x, y in s.loader(DATA, global_batch=8, steps=12, epochs=None):
+    nn.functional.mse_loss(model(x), y).backward()
+    with s.update():
+        opt.step()
+        opt.zero_grad()
+    if s.step >= {first}:
+        part = part or [p.detach().clone() for p in model.parameters()]
+        with torch.no_grad():
+            {use}
+"""
+
+
+@pytest.mark.parametrize(
+    ("use", "first", "is_told"),
+    [
+        ("[one.lerp_(p, 0.1) for one, p in zip(part, model.parameters())]", 1, True),
+        ("[one.lerp_(p, 0.1) for one, p in zip(part, model.parameters())]", 5, True),
+        ("torch._foreach_lerp_(part, list(model.parameters()), 0.1)", 5, True),
+        ("[one.copy_(p) for one, p in zip(part, model.parameters())]", 5, False),
+        ("pass", 1, False),
+    ],
+)
+def test_averages_of_shards_are_told(run: Program, use: str, first: int, is_told: bool) -> None:
+    """They were passed over, and began anew after each fault."""
+    done = run(SHARDED.format(first=first, use=use), options="replica_size=2")
+    if is_told:
+        warned(done, "a list with the parameters' shapes and nearly their values is written to")
+    else:
+        told_nothing(done)
+
+
+def test_the_shards_of_the_last_world_are_no_copy(run: Program) -> None:
+    options = "replica_size=2, partner_every=1"
+    body = SHARDED.format(first=1, use="pass")
+    done = run(body, options=options, inject="exception:rank=1,step=3,phase=backward")
+    assert done.returncode == 0 and "generation 2" in done.stderr, done.stderr[-4000:]
+    assert "copy of the weights" not in done.stderr, done.stderr[-4000:]
+
+
 def test_an_optimizer_in_the_place_of_the_tracked_one_is_told(run: Program) -> None:
     """Made anew right after s.track: the tracked one never steps."""
     body = USUAL.replace("net = ", "opt = torch.optim.Adam(model.parameters())\nnet = ")

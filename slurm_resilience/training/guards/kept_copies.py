@@ -23,8 +23,10 @@ from torch import nn
 from torch.distributed.tensor import DTensor
 
 from slurm_resilience.training.compat import has_memory, versions
+from slurm_resilience.training.content_digest import content_digest
 from slurm_resilience.training.guards.kept_objects import held
 from slurm_resilience.training.state import adapters
+from slurm_resilience.training.state.describe import local_shard
 
 LOOKED_AT = 4096
 """Numbers of a parameter that are compared."""
@@ -99,7 +101,8 @@ class KeptCopies:
         """
         kinds: dict[int, str] = {}  # as in `look`
         for thing, tensors, _ in _copies(everything, modules, self._known(), _is_equal):
-            if id(tensors[0]) not in self._before:
+            # The model of the last world, which something may hold yet, is sharded as this one is.
+            if id(tensors[0]) not in self._before and not isinstance(tensors[0], DTensor):
                 kinds.setdefault(id(tensors[0]), type(thing).__name__)
         return tuple(dict.fromkeys(kinds.values()))
 
@@ -200,12 +203,18 @@ class KeptCopies:
 
 
 def _copy(thing: Any, tensors: Sequence[torch.Tensor]) -> _Copy:
-    return _Copy(type(thing).__name__, weakref.ref(tensors[0]), versions(tensors[:1])[0])
+    return _Copy(type(thing).__name__, weakref.ref(tensors[0]), _writes(tensors[0]))
+
+
+def _writes(one: torch.Tensor) -> int:
+    """Return a number that changes when a tensor is written to. torch does not count what its
+    foreach functions do to a sharded one."""
+    return content_digest(local_shard(one)) if isinstance(one, DTensor) else versions([one])[0]
 
 
 def _version(copy: _Copy) -> int:
     first = copy.first()
-    return copy.version if first is None else versions([first])[0]
+    return copy.version if first is None else _writes(first)
 
 
 def _is_written(copy: _Copy) -> bool:
@@ -245,7 +254,7 @@ def _copies(
 
 def _likes(module: nn.Module) -> Iterator[_Like]:
     """Yield what copies may be like: all parameters, or those that train. (One alone is like too
-    much else; and what takes a collective to be read is not.)"""
+    much else.)"""
     named = dict(module.named_parameters())
     trained = {name: one for name, one in named.items() if one.requires_grad}
     for each in (named, trained) if len(trained) < len(named) else (named,):
@@ -267,8 +276,11 @@ def _have_shapes(tensors: Sequence[Any], like: _Like, known: set[int]) -> bool:
     for one, parameter in zip(tensors, like.parameters, strict=True):
         if not isinstance(one, torch.Tensor) or id(one) in known or not _is_plain(one):
             return False
-        other = one.shape != parameter.shape or one.device != parameter.device
-        if other or not one.is_floating_point() or one.data_ptr() == parameter.data_ptr():
+        here, there = local_shard(one), local_shard(parameter)
+        other = one.shape != parameter.shape or here.shape != there.shape
+        if other or one.device != parameter.device or not one.is_floating_point():
+            return False
+        if here.data_ptr() == there.data_ptr():
             return False
     return True
 
@@ -277,8 +289,8 @@ def _have_shapes(tensors: Sequence[Any], like: _Like, known: set[int]) -> bool:
 def _is_close(tensors: Sequence[torch.Tensor], like: _Like) -> bool:
     apart = size = 0.0
     for one, parameter in zip(tensors, like.parameters, strict=True):
-        here = parameter.detach().flatten()[:LOOKED_AT].double()
-        apart += float((one.detach().flatten()[:LOOKED_AT].double() - here).square().sum())
+        here = _some(parameter).double()
+        apart += float((_some(one).double() - here).square().sum())
         size += float(here.square().sum())
     return apart <= CLOSE_SHARE**2 * size
 
@@ -287,14 +299,16 @@ def _is_close(tensors: Sequence[torch.Tensor], like: _Like) -> bool:
 def _is_equal(tensors: Sequence[torch.Tensor], like: _Like) -> bool:
     """Tell whether these are the very parameters, perhaps in another precision."""
     return all(
-        torch.equal(
-            parameter.detach().flatten()[:LOOKED_AT].to(one.dtype),
-            one.detach().flatten()[:LOOKED_AT],
-        )
+        torch.equal(_some(parameter).to(one.dtype), _some(one))
         for one, parameter in zip(tensors, like.parameters, strict=True)
     )
 
 
+def _some(one: torch.Tensor) -> torch.Tensor:
+    """Return the numbers that are compared: of a sharded one those of this rank, so that no
+    collective is needed."""
+    return local_shard(one).flatten()[:LOOKED_AT]
+
+
 def _is_plain(one: torch.Tensor) -> bool:
-    other = isinstance(one, DTensor) or nn.parameter.is_lazy(one) or one.is_meta
-    return not other and has_memory(one)
+    return not nn.parameter.is_lazy(one) and not one.is_meta and has_memory(one)

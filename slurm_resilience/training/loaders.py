@@ -109,7 +109,8 @@ class Loaders:
             )
             self.opened[name] = loader
         else:
-            if is_new and not again and contents_word(source, weights) != self._contents[name]:
+            looks = not again and (is_new or weights is not None)
+            if looks and contents_word(source, weights) != self._contents[name]:
                 self._tell_other_contents(name, group)
             loader.rewind()
             loader.reshare(rank, world, microbatches=loader_kwargs.get("microbatches", 0))

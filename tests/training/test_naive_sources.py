@@ -33,6 +33,26 @@ def test_weights_are_the_same_on_all_ranks_or_told(run: Program, alike: bool) ->
         warned(done, "or has other weights: some come twice, and others never")
 
 
+@pytest.mark.parametrize("fault", ["exception", "kill"])
+def test_weights_that_follow_from_the_model_are_told_after_a_fault(
+    run: Program, fault: str
+) -> None:
+    """The first ones were kept without a word; a replaced rank's ended the training by a number."""
+    weights = "(model(X).detach() - X.sum(1, keepdim=True)).abs().flatten()"
+    body = USUAL.replace("global_batch=8,", f"global_batch=8, weights={weights},")
+    done = run(body, inject=f"{fault}:rank=1,step=2")
+    if fault == "exception":
+        warned(done, "made another dataset than when it was entered first")
+    else:
+        refused(done, "weights= are others than before")
+
+
+def test_weights_with_a_gradient_are_refused_at_once(run: Program) -> None:
+    weights = "model(X).abs().flatten()"
+    done = run(USUAL.replace("global_batch=8,", f"global_batch=8, weights={weights},"))
+    refused(done, "weights= takes one number for each sample: Can't call numpy()")
+
+
 def test_a_sampler_of_another_rank_is_refused(run: Program) -> None:
     sampler = "torch.utils.data.DistributedSampler(DATA, 2, 0)"
     body = USUAL.replace("s.loader(DATA,", f"s.loader(DataLoader(DATA, 4, sampler={sampler}),")

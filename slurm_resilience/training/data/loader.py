@@ -421,6 +421,11 @@ class ReplayLoader:
         """
         own = {"version": STATE_VERSION, **self._own}
         wrong = [f"{k} {state.get(k)!r} (here {v!r})" for k, v in own.items() if state.get(k) != v]
+        if state.get("weights") != own["weights"]:
+            raise UsageError(
+                "weights= are others than before: a replaced rank, and the function called again, "
+                "must make the same. Make them of what does not change in the training"
+            )
         if wrong or not isinstance(state.get("position"), int):
             raise UsageError(
                 f"this state belongs to another loader: {', '.join(wrong) or 'no position'};"
@@ -466,7 +471,7 @@ def _bounds(weights: Any, shuffle: bool) -> Bounds:
         raise UsageError("weights= draws samples by lot, and shuffle=False asks for their order")
     try:
         numbers = np.asarray(weights, dtype=np.float64)
-    except (TypeError, ValueError) as error:
+    except (TypeError, ValueError, RuntimeError) as error:  # torch's, of one with a gradient
         raise UsageError(f"weights= takes one number for each sample: {error}") from None
     if numbers.ndim != 1:
         raise UsageError(f"weights= takes one number for each sample, not {numbers.ndim} axes")

@@ -106,8 +106,14 @@ class CliClient:
         return self._squeue(expanded=self._node_lists.expand)
 
     def job(self, job_id: int) -> Job:
+        return self._job(job_id)
+
+    def ended_job(self, job_id: int) -> Job:
+        return self._job(job_id, "-t", "all")
+
+    def _job(self, job_id: int, *words: str) -> Job:
         try:
-            found = self._squeue(*command_words.one_job(job_id))
+            found = self._squeue(*words, *command_words.one_job(job_id))
         except NotFound:
             found = ()
         # Asked for an array's own number, Slurm shows every element of it.

@@ -121,6 +121,11 @@ class SlurmClient(Protocol):
         """One job that is not finished."""
         ...
 
+    def ended_job(self, job_id: int) -> Job:
+        """One job, finished or not, as it ended: Slurm remembers it for MinJobAge, with the nodes
+        that it had."""
+        ...
+
     def steps(self, job_id: int) -> tuple[StepInfo, ...]:
         """List the running steps of a job."""
         ...

@@ -82,6 +82,9 @@ class PyslurmClient:
     def job(self, job_id: int) -> Job:
         return self._cli.job(job_id)
 
+    def ended_job(self, job_id: int) -> Job:
+        return self._cli.ended_job(job_id)
+
     def steps(self, job_id: int) -> tuple[StepInfo, ...]:
         return self._cli.steps(job_id)
 

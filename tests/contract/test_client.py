@@ -13,6 +13,7 @@ import pytest
 
 from slurm_resilience.errors import NotFound, SlurmError
 from slurm_resilience.model import REPLACE, Job, Node
+from slurm_resilience.simulate.cluster.sim_slurm import SimSlurm
 
 from .conftest import World, step_of
 
@@ -34,6 +35,11 @@ def gone(world: World, job_id: int) -> bool:
         return not world.client.job(job_id)
     except NotFound:
         return True
+
+
+def over(world: World, job_id: int) -> Job | None:
+    found = world.client.ended_job(job_id)
+    return found if found.state != "COMPLETING" else None
 
 
 # -- nodes ------------------------------------------------------------------------------------
@@ -297,6 +303,19 @@ def test_cancelling_a_job(world: World, running: Running) -> None:
     world.client.cancel_job(job.id)
     world.until(lambda: gone(world, job.id), "it is over")
     world.until(lambda: not any(n.has_work for n in world.client.nodes()), "nodes are free")
+
+
+def test_a_job_that_is_over_tells_how_it_ended(world: World, running: Running) -> None:
+    """Slurm remembers it for a while (MinJobAge)."""
+    if isinstance(world.client, SimSlurm):
+        return  # supervisors alone ask this
+    job = running(2)
+    world.client.cancel_job(job.id)
+    world.until(lambda: gone(world, job.id), "it is over")
+    ended = world.until(lambda: over(world, job.id), "Slurm tells how")
+    assert (ended.state, ended.nodes, ended.uid) == ("CANCELLED", job.nodes, job.uid)
+    with pytest.raises(NotFound):
+        world.client.ended_job(999_999)
 
 
 def test_ending_a_step_leaves_the_allocation(world: World, running: Running) -> None:

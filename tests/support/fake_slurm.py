@@ -18,6 +18,9 @@ from slurm_resilience.slurm.companion_job import CompanionRequest, FoundCompanio
 
 REQUEUE_DELAY = 120.0
 """Seconds that a requeued job waits (Slurm's cred_expire)."""
+_QUESTIONS = frozenset(
+    ["nodes", "node", "jobs", "job", "ended_job", "steps", "info", "companions", "domains"]
+)
 _OUT_OF_SERVICE = frozenset({"DOWN", "DRAIN", "FAIL"})
 
 
@@ -31,6 +34,8 @@ class _Job:
         """Its tasks are being ended; `pass_time` finishes that."""
         self.then: str = ""
         """Its state after COMPLETING: PENDING or nothing (gone)."""
+        self.how: str = ""
+        """The state in which it ends."""
         self.steps: list[StepInfo] = []
 
 
@@ -57,6 +62,8 @@ class FakeSlurm:
             ]
         self._nodes = {node.name: node for node in nodes}
         self._jobs: dict[int, _Job] = {}
+        self._over: dict[int, Job] = {}
+        """Jobs that have ended; Slurm forgets them after a while."""
         self._companions: list[FoundCompanion] = []
         self._next = 1
         self._version = version
@@ -145,7 +152,18 @@ class FakeSlurm:
 
     def finish(self, job_id: int) -> None:
         """The job ends by itself."""
-        del self._jobs[job_id]
+        self.end(job_id, "COMPLETED", self._jobs[job_id].job.nodes)
+
+    def end(self, job_id: int, state: str, nodes: tuple[str, ...]) -> None:
+        """End a job.
+
+        Args:
+            job_id: one that waits or runs.
+            state: in which it ends.
+            nodes: that it had.
+        """
+        job = self._jobs.pop(job_id).job
+        self._over[job_id] = msgspec.structs.replace(job, state=state, nodes=nodes)
         self._settle()
 
     def pass_time(self, seconds: float = 1.0) -> None:
@@ -174,6 +192,12 @@ class FakeSlurm:
 
     def job(self, job_id: int) -> Job:
         self._enter("job")
+        return self._entry(job_id).job
+
+    def ended_job(self, job_id: int) -> Job:
+        self._enter("ended_job")
+        if job_id in self._over and job_id not in self._jobs:
+            return self._over[job_id]
         return self._entry(job_id).job
 
     def steps(self, job_id: int) -> tuple[StepInfo, ...]:
@@ -281,9 +305,9 @@ class FakeSlurm:
         if name and name != name_of_companion(entry.job):
             return
         if entry.job.state == "PENDING":
-            del self._jobs[job_id]
+            self.end(job_id, "CANCELLED", ())
         else:
-            self._end(entry, "")
+            self._end(entry, "", "CANCELLED")
 
     def forget(self, job_id: int) -> None:
         """Be a slurmctld that was killed right after it took a job: another one gets its number."""
@@ -344,7 +368,7 @@ class FakeSlurm:
     # -- how Slurm goes on --------------------------------------------------------------------
 
     def _enter(self, method: str, *arguments: object) -> None:
-        if method not in ("nodes", "node", "jobs", "job", "steps", "info", "companions", "domains"):
+        if method not in _QUESTIONS:
             self.calls.append((method, *arguments))
         change = self.before.pop(method, None)
         if change is not None:
@@ -409,25 +433,25 @@ class FakeSlurm:
         entry.job = msgspec.structs.replace(entry.job, nodes=nodes, num_nodes=len(nodes))
         self._settle()
 
-    def _end(self, entry: _Job, then: str) -> None:
-        entry.completing, entry.then, entry.steps = True, then, []
+    def _end(self, entry: _Job, then: str, how: str = "NODE_FAIL") -> None:
+        entry.completing, entry.then, entry.how, entry.steps = True, then, how, []
         entry.job = msgspec.structs.replace(entry.job, state="COMPLETING")
         self._settle()
 
     def _complete(self, entry: _Job) -> None:
         entry.completing = False
         if not entry.then:
-            del self._jobs[entry.job.id]
-        else:
-            entry.begins = self.now + REQUEUE_DELAY
-            entry.job = msgspec.structs.replace(
-                entry.job,
-                state="PENDING",
-                nodes=(),
-                batch_host="",
-                num_nodes=entry.wants,
-                restarts=entry.job.restarts + 1,
-            )
+            self.end(entry.job.id, entry.how, entry.job.nodes)
+            return
+        entry.begins = self.now + REQUEUE_DELAY
+        entry.job = msgspec.structs.replace(
+            entry.job,
+            state="PENDING",
+            nodes=(),
+            batch_host="",
+            num_nodes=entry.wants,
+            restarts=entry.job.restarts + 1,
+        )
         self._settle()
 
     def _waits_for_a_dead_node(self, entry: _Job) -> bool:

@@ -128,6 +128,23 @@ def test_a_number_that_slurm_gives_anew_is_not_taken_for_the_companion(asked: Re
     assert slurm.job(number).state == "PENDING", "the user's own job"
 
 
+def test_a_companion_that_slurm_took_at_once_is_told_of_as_it_ended(asked: Requests) -> None:
+    """Between two looks it got its nodes, and was preempted."""
+    slurm = asked.slurm
+    slurm.submit(2)  # no node is free
+    asked.requests.order(ev.AskForGroup(0, 1))
+    number = asked.answer(ev.GroupAsked).companion
+    slurm.before["job"] = lambda: slurm.end(number, "PREEMPTED", ("n3",))
+    assert asked.answer(ev.CompanionSeen) == ev.CompanionSeen(0, number, "PREEMPTED", ("n3",))
+
+
+def test_nodes_that_are_of_no_use_are_told_of_with_the_reason(asked: Requests) -> None:
+    asked.requests._context.link.doubts = lambda nodes: {"n3": "it is hot"}  # type: ignore
+    asked.requests.order(ev.AskForGroup(0, 1))
+    asked.answer(ev.GroupAsked)
+    assert asked.answer(ev.CompanionSeen).doubt == "n3 is not taken: it is hot"
+
+
 def test_a_number_that_two_groups_have_got_is_the_later_ones(asked: Requests) -> None:
     asked.slurm.submit(2)
     asked.requests.order(ev.AskForGroup(0, 1))

@@ -278,7 +278,39 @@ def test_a_request_that_a_person_ends_is_made_again_later_and_named() -> None:
     story.tick()
     (job,) = story.jobs
     _, told = story.tell(ev.CompanionSeen(0, job, "CANCELLED", ()))
-    assert told == ev.SayNotGrown(f"job {job} was ended while it waited", 60.0)
+    assert told == ev.SayNotGrown(f"job {job} was cancelled while it waited", 60.0)
+
+
+@pytest.mark.parametrize(
+    ("state", "nodes", "told", "pauses"),
+    [
+        ("PREEMPTED", ("g2",), "was preempted", (30.0, 30.0)),
+        ("NODE_FAIL", ("g2",), "lost its nodes g2", (30.0, 30.0)),
+        ("CANCELLED", ("g2",), "was cancelled", (60.0, 120.0)),
+        ("FAILED", ("g2",), "has ended (FAILED)", (60.0, 120.0)),
+        ("", (), "is not known to Slurm any more", (60.0, 120.0)),
+    ],
+)
+def test_a_companion_that_came_and_went_between_two_looks_is_told_of_as_it_ended(
+    state: str, nodes: tuple[str, ...], told: str, pauses: tuple[float, float]
+) -> None:
+    """Nothing has failed where Slurm took its nodes: the pause does not double."""
+    story = Story(size(1))
+    for pause in pauses:
+        story.tick()
+        (job,) = story.jobs
+        assert not story.tell(ev.CompanionSeen(0, job, "COMPLETING", nodes)), "it says how, soon"
+        _, said = story.tell(ev.CompanionSeen(0, job, state, nodes))
+        assert said == ev.SayNotGrown(f"job {job} {told}", pause)
+        story.now += pause
+
+
+def test_a_companion_on_nodes_that_are_of_no_use_is_told_of_as_that() -> None:
+    story = Story(size(1))
+    story.tick()
+    (job,) = story.jobs
+    _, said = story.tell(ev.CompanionSeen(0, job, "RUNNING", ("g2",), "g2 is not taken: it is hot"))
+    assert said == ev.SayNotGrown("g2 is not taken: it is hot", 60.0)
 
 
 def test_ranks_that_do_not_come_give_their_nodes_back() -> None:

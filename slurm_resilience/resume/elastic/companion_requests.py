@@ -14,6 +14,7 @@ from threading import Event
 import msgspec
 
 from slurm_resilience.errors import NotFound, SresError
+from slurm_resilience.model import Job
 from slurm_resilience.resume import report
 from slurm_resilience.resume.context import SupervisorContext
 from slurm_resilience.resume.elastic import size_events as ev
@@ -189,7 +190,7 @@ class CompanionRequests:
         allocation, before = self._context.allocation, self._shown[group]
         number = before.companion
         try:
-            job = self._context.client.job(number)
+            job = self._read(number)
             if not is_companion(job, allocation.job, allocation.companions.supervisor):
                 raise NotFound(f"job {number} is another one now")
             seen = ev.CompanionSeen(group, number, job.state, self._in_order(job.nodes))
@@ -197,17 +198,27 @@ class CompanionRequests:
             seen = ev.CompanionSeen(group, number, "", ())
         except SresError:
             return  # nothing is known
-        granted = seen.state == "RUNNING" and seen.nodes and not before.nodes
-        doubts = self._context.link.doubts(seen.nodes) if granted else {}
-        if doubts:
-            for name, why in sorted(doubts.items()):
-                report.say(f"{name} is not taken: {why}")
-            seen = ev.CompanionSeen(group, number, "doubtful", ())
-        if granted:
+        if seen.state == "RUNNING" and seen.nodes and not before.nodes:
+            doubts = sorted(self._context.link.doubts(seen.nodes).items())
+            doubt = "; ".join(f"{name} is not taken: {why}" for name, why in doubts)
+            seen = msgspec.structs.replace(seen, doubt=doubt)
             self._told.clear()
         if seen != before:
             self._shown[group] = seen
             self._tell(seen)
+
+    def _read(self, number: int) -> Job:
+        """Return a companion as Slurm shows it; where it is over, how it ended.
+
+        Raises:
+            NotFound: Slurm does not know it any more.
+            SresError: Slurm did not answer.
+        """
+        client = self._context.client
+        try:
+            return client.job(number)
+        except NotFound:
+            return client.ended_job(number)
 
     def _tell_why_they_wait(self) -> None:
         """Report what companions wait for that a person may have to change: each reason once."""

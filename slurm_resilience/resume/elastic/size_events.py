@@ -32,8 +32,11 @@ class CompanionSeen(msgspec.Struct, frozen=True):
     jobs of its last seconds, and gives their numbers anew."""
     companion: int
     state: str
-    """Empty: Slurm does not know it any more."""
+    """In which it ended, where it is over. Empty: Slurm does not know it any more."""
     nodes: tuple[str, ...]
+    """Those that it had, where it is over."""
+    doubt: str = ""
+    """The reason, where nothing may be started on its nodes."""
 
 
 class GroupStarted(msgspec.Struct, frozen=True):

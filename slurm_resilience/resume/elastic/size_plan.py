@@ -227,24 +227,27 @@ class SizePlan:
         runs = seen.state == "RUNNING"
         if group.state is _S.ASKED and runs and not self._is_next(group):
             yield from self._vacate(group, now)
+        elif group.state is _S.ASKED and runs and seen.doubt:
+            yield from self._vacate(group, now, failed=seen.doubt)
         elif group.state is _S.ASKED and runs and len(seen.nodes) == len(group.ranks):
             group.enter(_S.JOINING)
             group.nodes, group.since = seen.nodes, now
             group.deadline = now + self._size.settings.timeout
             yield ev.StartGroup(group.number, group.companion, self._slots(group))
-        elif group.state is _S.ASKED and seen.state == "SUSPENDED":
-            # Slurm gave it nodes and took them, between two looks: nothing has failed.
-            yield from self._vacate(group, now, taken=f"job {group.companion} was suspended")
+        elif group.state is _S.ASKED and seen.state == "COMPLETING":
+            return  # Slurm tells soon how it has ended
+        elif group.state is _S.ASKED and seen.state in _TAKEN_BY_SLURM:
+            # It gave it nodes and took them, between two looks: nothing has failed.
+            yield from self._vacate(group, now, taken=_how_it_ended(seen))
         elif group.state is _S.ASKED and not waits and not runs:
-            # A person has ended the request: it is not made again at once.
-            ended = f"job {group.companion} was ended while it waited"
-            yield from self._vacate(group, now, failed=ended)
+            # A person has ended the request, most often: it is not made again at once.
+            yield from self._vacate(group, now, failed=_how_it_ended(seen))
         elif group.holds_nodes and seen.state == "SUSPENDED":
             # Its ranks are stopped, and the others have given them up or soon will.
-            self._begin_to_leave(group, f"job {group.companion} was suspended", now)
+            self._begin_to_leave(group, _how_it_ended(seen), now)
             yield from self._vacate(group, now)
         elif group.state in (_S.JOINING, _S.IN) and not runs:
-            self._begin_to_leave(group, f"job {group.companion} was ended", now)
+            self._begin_to_leave(group, _how_it_ended(seen), now)
         elif group.state is _S.LEAVING and not runs:
             group.deadline = min(group.deadline, now + GONE_SECONDS)
 
@@ -469,6 +472,24 @@ class SizePlan:
             return False
         before = self.groups[: group.number] if self._size.in_order else []
         return all(other.state is _S.IN for other in before)
+
+
+_TAKEN_BY_SLURM = ("PREEMPTED", "NODE_FAIL", "SUSPENDED")
+"""States of a companion whose nodes Slurm gives to others, or has lost."""
+
+
+def _how_it_ended(seen: ev.CompanionSeen) -> str:
+    """Return in words how a companion came to have no nodes any more."""
+    waited = "" if seen.nodes else " while it waited"
+    how = {
+        "": "is not known to Slurm any more",
+        "SUSPENDED": "was suspended",
+        "PREEMPTED": "was preempted",
+        "NODE_FAIL": f"lost its nodes {','.join(seen.nodes)}",
+        "CANCELLED": f"was cancelled{waited}",
+        "COMPLETING": "was ended",
+    }
+    return f"job {seen.companion} {how.get(seen.state, f'has ended ({seen.state})')}"
 
 
 _STANDING = {_S.IN: 0, _S.JOINING: 1, _S.ASKED: 2, _S.VACANT: 3, _S.LEAVING: 4}

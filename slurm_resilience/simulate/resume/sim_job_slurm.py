@@ -103,6 +103,9 @@ class SimJobSlurm:
 
         return self._ask(answer)
 
+    def ended_job(self, job_id: int) -> Job:
+        return self.job(job_id)  # what is over, this Slurm has forgotten
+
     def steps(self, job_id: int) -> tuple[StepInfo, ...]:
         def answer() -> tuple[StepInfo, ...]:
             world = self._world

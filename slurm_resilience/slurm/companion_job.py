@@ -149,8 +149,9 @@ def is_companion(found: Job, of: Job, supervisor: int) -> bool:
         of: the main job.
         supervisor: its process number.
     """
-    own = (of.id, of.restarts)
-    return found.companion_of == own and found.companion_supervisor == supervisor
+    # By its name, which another user may give to a job as well.
+    own = (of.uid, (of.id, of.restarts), supervisor)
+    return (found.uid, found.companion_of, found.companion_supervisor) == own
 
 
 def companion_of(number: int, name: str, waits_for: str = "") -> FoundCompanion | None:

@@ -166,6 +166,11 @@ class FakeSlurm:
         self._over[job_id] = msgspec.structs.replace(job, state=state, nodes=nodes)
         self._settle()
 
+    def hand_over(self, job_id: int, uid: int) -> None:
+        """Make a job another user's."""
+        entry = self._jobs[job_id]
+        entry.job = msgspec.structs.replace(entry.job, uid=uid)
+
     def pass_time(self, seconds: float = 1.0) -> None:
         """COMPLETING jobs complete where their nodes answer or are DOWN; due jobs start."""
         self.now += seconds

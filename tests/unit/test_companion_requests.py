@@ -138,6 +138,16 @@ def test_a_companion_that_slurm_took_at_once_is_told_of_as_it_ended(asked: Reque
     assert asked.answer(ev.CompanionSeen) == ev.CompanionSeen(0, number, "PREEMPTED", ("n3",))
 
 
+def test_another_users_job_is_not_taken_for_the_companion(asked: Requests) -> None:
+    """Any user may give a job its name."""
+    asked.slurm.submit(2)
+    asked.requests.order(ev.AskForGroup(0, 1))
+    number = asked.answer(ev.GroupAsked).companion
+    slurm = asked.slurm
+    slurm.before["job"] = lambda: slurm.hand_over(number, uid=1001)
+    assert asked.answer(ev.CompanionSeen) == ev.CompanionSeen(0, number, "", ())
+
+
 def test_nodes_that_are_of_no_use_are_told_of_with_the_reason(asked: Requests) -> None:
     asked.requests._context.link.doubts = lambda nodes: {"n3": "it is hot"}  # type: ignore
     asked.requests.order(ev.AskForGroup(0, 1))

@@ -22,7 +22,12 @@ from slurm_resilience.launcher import exit_codes
 from slurm_resilience.launcher.flags import MasterAddress, addresses, secret
 from slurm_resilience.launcher.node_rank import NodeRank, own_run
 from slurm_resilience.mesh.model import Peer
-from slurm_resilience.mesh.rendezvous import SharedDirectory, TrainingOutcome, next_training
+from slurm_resilience.mesh.rendezvous import (
+    SharedDirectory,
+    TrainingOutcome,
+    next_training,
+    shared_home,
+)
 
 _PREFIX = "sres-run-"
 _FRESH_SECONDS = 60.0
@@ -168,7 +173,7 @@ def _directory(environment: Mapping[str, str], here: NodeRank, endpoint: str | N
     if own and not here.run.startswith(own):
         # A --rdzv-id that a script has for torchrun: jobs of the same script would meet each other.
         run = f"{own}-{run}"
-    base = endpoint or environment.get("SRES_DIR")
+    base = endpoint or shared_home(environment)
     if not base and "SLURM_JOB_ID" in environment:
         base = ".sres"  # Slurm starts every task where srun was called: mostly a shared place
     if not base:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Protocol
 
@@ -13,6 +13,7 @@ import msgspec
 from slurm_resilience.clock import SYSTEM_CLOCK, Clock
 from slurm_resilience.errors import UsageError
 from slurm_resilience.mesh.model import Peer
+from slurm_resilience.mesh.rank_variables import LENT
 from slurm_resilience.mesh.speaker_files import SpeakerFiles, file_name, read_plain, whole_name
 from slurm_resilience.wire.frames import UNREADABLE
 
@@ -364,6 +365,28 @@ def rendezvous_at(where: str, secret: str = "") -> Rendezvous:
     if where == "alone":
         return SingleProcess()
     raise UsageError(f"SRES_MEET={where!r}: write dir:PATH or peers:HOST:PORT,HOST:PORT,…")
+
+
+def shared_home(environment: Mapping[str, str]) -> str:
+    """Return the shared directory of a supervised srun, or of a run that a user gives one; empty:
+    none is named.
+
+    Args:
+        environment: of a launcher or a rank.
+
+    Raises:
+        UsageError: this is a lent node, and its srun has ended, which removed the directory. A
+            process that is still starting would make it anew, and it would stay.
+    """
+    home = environment.get("SRES_DIR", "")
+    if home and environment.get(LENT) == "1":
+        try:
+            Path(home).stat()
+        except FileNotFoundError:
+            raise UsageError(f"{home} is gone: the srun that started this has ended") from None
+        except OSError:
+            pass  # it cannot be seen just now
+    return home
 
 
 def next_training(directory: Path, name: str) -> tuple[Path, Path]:

@@ -13,6 +13,7 @@ from slurm_resilience.errors import UsageError
 from slurm_resilience.mesh.model import SPEAKERS_ABOVE, Peer
 from slurm_resilience.mesh.own_address import own_address
 from slurm_resilience.mesh.rank_variables import ELASTIC_NODES, LENT, NAMED_SIZES, RANK_STEP
+from slurm_resilience.mesh.rendezvous import shared_home
 
 ALONE = "alone"
 """The place to meet of a rank that has no others: no program can take its seat there."""
@@ -61,9 +62,10 @@ def read_environment(environment: Mapping[str, str]) -> RankEnvironment:
     """Read this process's seat, and the place to meet, from its environment.
 
     Raises:
-        UsageError: a number is none, a part is unknown, nothing says where to meet, or it is what a
-            rank was told that started this process in a step of its own.
+        UsageError: a number is none, a part is unknown, nothing says where to meet, its srun has
+            ended, or it is what a rank was told that started this process in a step of its own.
     """
+    shared_home(environment)  # is there; a launcher names a place in it
     seat = _seat(environment)
     elastic = elastic_ranks(environment)
     seats = elastic.most or _number(environment, ("SRES_SEATS", "WORLD_SIZE", "SLURM_NTASKS"), 1)

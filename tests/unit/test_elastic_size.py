@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from slurm_resilience.config import ElasticSettings
 from slurm_resilience.errors import UsageError
+from slurm_resilience.launcher import rendezvous_directory
 from slurm_resilience.launcher.flags import SeatSpan
 from slurm_resilience.launcher.node_rank import find_node_rank
 from slurm_resilience.model import Job
@@ -117,6 +120,23 @@ def test_ranks_without_a_launcher() -> None:
         read_environment(named | {"SRES_SIZES": "2,x"})
     with pytest.raises(UsageError, match="SRES_NODES"):
         read_environment(slurm | {"SRES_NODES": "2"})
+
+
+def test_a_rank_that_starts_late_on_a_lent_node_makes_no_directory_anew(tmp_path: Path) -> None:
+    """Its srun has ended, and removed it."""
+    home = tmp_path / "job-1-2"
+    lent = {"SRES_SEAT": "3", "SRES_SEATS": "4", "SRES_DIR": str(home), "SRES_LENT": "1"}
+    with pytest.raises(UsageError, match="is gone: the srun that started this has ended"):
+        read_environment(lent)
+    with pytest.raises(UsageError, match="is gone"):
+        read_environment(lent | {"SRES_MEET": f"dir:{home}/run/mesh"})
+    of_launcher = {"SLURM_STEP_ID": "0", "SLURM_PROCID": "0", "NODE_RANK": "3", "NNODES": "2"}
+    here = find_node_rank(of_launcher | {"SRES_NODES": "2:4"}, nodes="2")
+    with pytest.raises(UsageError, match="is gone"):
+        rendezvous_directory.choose(lent, here, 1, tmp_path / "private")
+    assert not home.exists()
+    home.mkdir()
+    assert read_environment(lent).meet == f"dir:{home}/mesh"
 
 
 def test_ranks_of_a_launcher() -> None:

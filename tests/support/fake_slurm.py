@@ -166,6 +166,12 @@ class FakeSlurm:
         self._over[job_id] = msgspec.structs.replace(job, state=state, nodes=nodes)
         self._settle()
 
+    def requeue_for_a_person(self, job_id: int) -> None:
+        """Requeue a job that was submitted without --requeue: its owner can set that."""
+        entry = self._jobs[job_id]
+        self._end(entry, "PENDING")
+        self._complete(entry)
+
     def hand_over(self, job_id: int, uid: int) -> None:
         """Make a job another user's."""
         entry = self._jobs[job_id]

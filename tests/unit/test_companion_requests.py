@@ -138,6 +138,44 @@ def test_a_companion_that_slurm_took_at_once_is_told_of_as_it_ended(asked: Reque
     assert asked.answer(ev.CompanionSeen) == ev.CompanionSeen(0, number, "PREEMPTED", ("n3",))
 
 
+def test_a_companion_that_a_person_requeues_stays_in_the_queue(
+    asked: Requests, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """It may be held there (scontrol requeuehold), and comes when the person releases it."""
+    asked.requests.order(ev.AskForGroup(0, 1))
+    number = asked.answer(ev.GroupAsked).companion
+    assert asked.answer(ev.CompanionSeen).state == "RUNNING"
+    asked.slurm.requeue_for_a_person(number)
+    # Its srun may have ended before that was seen.
+    asked.requests.order(ev.GiveBack(0, number, ()))
+    asked.requests.order(ev.AskForGroup(1, 1))
+    other = asked.answer(ev.GroupAsked).companion
+    assert asked.found() == [number, other]
+    asked.requests.order(ev.AskForGroup(0, 1))
+    assert asked.answer(ev.GroupAsked) == ev.GroupAsked(0, number)
+    asked.requests.order(ev.GiveBack(0, number, ()))
+    asked.requests.stop()
+    assert asked.found() == []
+    assert f"job {number} was requeued by a person, and keeps its place" in capfd.readouterr().err
+
+
+@pytest.mark.parametrize("is_cancelled", [True, False])
+def test_a_requeued_companion_is_not_left_behind(asked: Requests, is_cancelled: bool) -> None:
+    asked.requests.order(ev.AskForGroup(0, 1))
+    number = asked.answer(ev.GroupAsked).companion
+    assert asked.answer(ev.CompanionSeen).state == "RUNNING"
+    asked.slurm.requeue_for_a_person(number)
+    asked.requests.order(ev.GiveBack(0, number, ()))
+    if is_cancelled:
+        asked.requests.order(ev.AskForGroup(1, 1))
+        asked.answer(ev.GroupAsked)
+        asked.slurm.end(number, "CANCELLED", ())
+        asked.requests.order(ev.AskForGroup(0, 1))
+        assert asked.answer(ev.GroupAsked).companion != number
+    asked.requests.stop()
+    assert asked.found() == []
+
+
 def test_another_users_job_is_not_taken_for_the_companion(asked: Requests) -> None:
     """Any user may give a job its name."""
     asked.slurm.submit(2)
@@ -202,6 +240,7 @@ def test_a_request_that_waits_for_a_person_is_told_of_once(
         ("PartitionTimeLimit", ": this job may run for longer"),
         ("JobHeldAdmin", ": a person holds it"),
         ("JobHeldUser", ": a person holds it"),
+        ("job requeued in held state", ": a person holds it"),
         ("PartitionInactive", ": an administrator has closed that partition"),
         ("PartitionDown", ": an administrator has closed that partition"),
         ("InvalidQOS", ": an administrator has removed that QOS"),

@@ -40,6 +40,7 @@ _HINTS = {
     "PartitionTimeLimit": "this job may run for longer than that partition allows; give the job a "
     "shorter --time, or srun another --auto-resume-partition",
     "JobHeld": "a person holds it, until scontrol release",
+    "job requeued in held state": "a person holds it, until scontrol release",
     "Partition": "an administrator has closed that partition; wait, or srun another "
     "--auto-resume-partition",
     "InvalidQOS": "an administrator has removed that QOS; srun another --auto-resume-qos",
@@ -80,6 +81,10 @@ class CompanionRequests:
         self._events: queue.SimpleQueue[ev.SizeEvent] = queue.SimpleQueue()
         self._shown: dict[int, ev.CompanionSeen] = {}
         """The companion of each group that has one, as Slurm showed it last."""
+        self._granted: dict[int, int] = {}
+        """Companions that have had nodes, and are not given back: their requeues before that."""
+        self._requeued: dict[int, int] = {}
+        """By group, a companion that was to be given back, and that a person has requeued."""
         self._is_unsure = False
         """A request has failed: Slurm may have taken it all the same, if only a little later."""
         self._ask_why_at = math.inf
@@ -122,8 +127,10 @@ class CompanionRequests:
                 order = self._orders.get()
                 if isinstance(order, ev.GiveBack):
                     self._give_back(order.group, order.companion)
-            for group, seen in tuple(self._shown.items()):
-                self._give_back(group, seen.companion)
+            for seen in self._shown.values():
+                self._end_companion(seen.companion)
+            for number in self._requeued.values():
+                self._end_companion(number)
             if self._is_unsure:
                 self._end_unknown()
 
@@ -144,6 +151,10 @@ class CompanionRequests:
     def _ask(self, order: ev.AskForGroup) -> None:
         context, allocation = self._context, self._context.allocation
         try:
+            kept = self._requeued.pop(order.group, 0)
+            if kept and self._own(kept) is not None:
+                self._note_asked(order.group, kept)
+                return
             if self._is_unsure:
                 self._end_unknown()
             job = context.client.job(allocation.id)
@@ -171,15 +182,18 @@ class CompanionRequests:
             # Slurm has forgotten that one, and given its number to the new one.
             del self._shown[group]
             self._tell(ev.CompanionSeen(group, number, "", ()))
-        self._shown[order.group] = ev.CompanionSeen(order.group, number, "PENDING", ())
-        self._ask_why_at = context.clock.monotonic() + WAIT_SECONDS
-        self._tell(ev.GroupAsked(order.group, number))
+        self._note_asked(order.group, number)
+
+    def _note_asked(self, group: int, number: int) -> None:
+        self._shown[group] = ev.CompanionSeen(group, number, "PENDING", ())
+        self._ask_why_at = self._context.clock.monotonic() + WAIT_SECONDS
+        self._tell(ev.GroupAsked(group, number))
 
     def _end_unknown(self) -> None:
         """End companions of this supervisor that it knows nothing of, as far as Slurm answers."""
         allocation, client = self._context.allocation, self._context.client
         own = (allocation.job.restarts, allocation.companions.supervisor)
-        known = {seen.companion for seen in self._shown.values()}
+        known = {seen.companion for seen in self._shown.values()} | {*self._requeued.values()}
         with contextlib.suppress(SresError):
             for found in client.companions(allocation.job):
                 if found.id not in known and (found.restarts, found.supervisor) == own:
@@ -202,6 +216,7 @@ class CompanionRequests:
             doubts = sorted(self._context.link.doubts(seen.nodes).items())
             doubt = "; ".join(f"{name} is not taken: {why}" for name, why in doubts)
             seen = msgspec.structs.replace(seen, doubt=doubt)
+            self._granted[number] = job.restarts
             self._told.clear()
         if seen != before:
             self._shown[group] = seen
@@ -254,6 +269,26 @@ class CompanionRequests:
             del self._shown[group]
         if any(seen.companion == number for seen in self._shown.values()):
             return  # the number is another group's by now
+        restarts = self._granted.pop(number, None)
+        job = self._own(number) if restarts is not None else None
+        # Slurm shows it as COMPLETING first. A companion is submitted with --no-requeue.
+        if job is not None and job.restarts != restarts and job.state in ("PENDING", "COMPLETING"):
+            report.say(f"job {number} was requeued by a person, and keeps its place in the queue")
+            self._requeued[group] = number
+        else:
+            self._end_companion(number)
+
+    def _own(self, number: int) -> Job | None:
+        """Return a companion of this supervisor that is not over; None: it is, or that cannot be
+        told."""
+        allocation = self._context.allocation
+        with contextlib.suppress(SresError):
+            job = self._context.client.job(number)
+            if is_companion(job, allocation.job, allocation.companions.supervisor):
+                return job
+        return None
+
+    def _end_companion(self, number: int) -> None:
         allocation = self._context.allocation
         restarts, supervisor = allocation.job.restarts, allocation.companions.supervisor
         name = companion_name(allocation.id, restarts, supervisor, lent=True)

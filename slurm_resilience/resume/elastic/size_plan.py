@@ -488,6 +488,7 @@ def _how_it_ended(seen: ev.CompanionSeen) -> str:
         "NODE_FAIL": f"lost its nodes {','.join(seen.nodes)}",
         "CANCELLED": f"was cancelled{waited}",
         "COMPLETING": "was ended",
+        "PENDING": "was requeued",
     }
     return f"job {seen.companion} {how.get(seen.state, f'has ended ({seen.state})')}"
 

@@ -313,6 +313,14 @@ def test_a_companion_on_nodes_that_are_of_no_use_is_told_of_as_that() -> None:
     assert said == ev.SayNotGrown("g2 is not taken: it is hot", 60.0)
 
 
+def test_what_goes_at_the_end_is_told_of_with_the_last_step() -> None:
+    """No rank tells its step any more."""
+    story = grown(1)
+    story.tell(TrainingSeen(1, (), -1, ()))
+    told, _ = story.tell(ev.GroupStepEnded(1, 0))
+    assert isinstance(told, ev.SayShrank) and told.change.training_step == 7
+
+
 def test_ranks_that_do_not_come_give_their_nodes_back() -> None:
     story = Story(size(1))
     story.tick()

@@ -166,6 +166,7 @@ class SizePlan:
         """Since when each node is known to be sick that still works."""
         self.lost = LostPeers()
         self._seen = TrainingSeen(0, (), -1, ())
+        self._last_step = 0
         self._target = ev.TargetSet(size.most, "")
         self._refused: NodeGroup | None = None
         """The first whose request Slurm has not taken: others' would fare no better, and are not
@@ -262,6 +263,7 @@ class SizePlan:
 
     def _on_training_seen(self, seen: TrainingSeen, now: float) -> Iterator[ev.SizeAction]:
         self._seen = seen
+        self._last_step = seen.step if seen.step >= 0 else self._last_step
         self.lost.note(seen.peers)
         for group in self.groups:
             if group.state is _S.JOINING and self._steps_with_others(group):
@@ -276,7 +278,7 @@ class SizePlan:
 
     def _change(self, companion: int, nodes: tuple[str, ...]) -> ev.SizeChange:
         size = self._size.core + sum(len(g.nodes) for g in self.groups if g.state is _S.IN)
-        return ev.SizeChange(companion, nodes, size, self._seen.step)
+        return ev.SizeChange(companion, nodes, size, self._last_step)
 
     # -- going --------------------------------------------------------------------------------
 

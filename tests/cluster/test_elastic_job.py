@@ -108,6 +108,29 @@ def test_nodes_that_slurm_takes_at_once_while_ranks_start_are_no_failure(
     wait_for(lambda: all_idle(lab), 60, "every node is idle again")
 
 
+def test_a_companion_that_a_person_requeues_comes_when_it_is_released(
+    fresh_lab: Callable[[LabSpec], Lab], wait_for: WaitFor, tmp_path: Path
+) -> None:
+    lab = fresh_lab(spec(3))
+    run = Run(lab, tmp_path, nodes=2, srun="--auto-resume-max-nodes=3")
+    wait_for(lambda: run.world(0) == 3, 60, run)
+    words = ["squeue", "-h", "-p", "scavenge", "-o", "%A"]
+    companion = lab.run(words, check=True).stdout.strip()
+    # Slurm requeues no job that was submitted without.
+    lab.run(["scontrol", "update", f"jobid={companion}", "requeue=1"], check=True)
+    lab.run(["scontrol", "requeuehold", companion], check=True)
+    wait_for(lambda: run.world(0) == 2, 30, run)
+    wait_for(lambda: "keeps its place in the queue" in run.text(), 30, run)
+    wait_for(lambda: state(lab, companion) == "PENDING", 60, run)
+    lab.run(["scontrol", "release", companion], check=True)
+    lab.run(["scontrol", "update", f"jobid={companion}", "starttime=now"], check=True)
+    wait_for(lambda: run.world(0) == 3, 60, run)
+    assert lab.run(words, check=True).stdout.strip() == companion, run
+    run.end()
+    wait_for(lambda: "srun ended with 0" in run.ended(), 30, run)
+    wait_for(lambda: all_idle(lab), 30, "every node is idle again")
+
+
 def test_a_sick_node_of_the_job_is_left_when_another_one_is_in(
     fresh_lab: Callable[[LabSpec], Lab], wait_for: WaitFor, tmp_path: Path
 ) -> None:

@@ -53,6 +53,7 @@ class Fence:
         """
         self._client = client
         self._job = job.id
+        self._host_calls = host_calls
         self.restarts = restarts
         self._base = host_calls.working_directory()
         self.directory, self._problem = "", ""
@@ -124,7 +125,8 @@ class Fence:
         more. After a requeue it stays down: the next supervisor removed it on purpose.
         """
         try:
-            stands = _stands(self.directory, self._token)
+            with self._host_calls.watched(SILENT_SECONDS, lambda: tell_held_up(self.directory)):
+                stands = _stands(self.directory, self._token)
         except OSError as error:
             self._tell_unseen(error)
             return
@@ -391,15 +393,29 @@ def exclude_node(directory: str, node: str, step: int) -> None:
         new.replace(path)
 
 
+def tell_held_up(directory: str) -> None:
+    """Report that the supervisor waits for a file system in the middle of a step.
+
+    Args:
+        directory: of the fence.
+    """
+    report.say(
+        f"the file system of {directory} has not answered for {SILENT_SECONDS:.0f} s: until it "
+        "does, no lost node is replaced and no size is changed; ranks that step go on"
+    )
+
+
 class LeftNodes:
     """The nodes that one attempt has left, and that may not write for it any more."""
 
-    def __init__(self, directory: str) -> None:
+    def __init__(self, directory: str, host_calls: HostCalls) -> None:
         """
         Args:
             directory: of the fence; empty: there is none.
+            host_calls: to the machine that this runs on.
         """
         self._directory = directory
+        self._host_calls = host_calls
         self._unwritten: dict[str, int] = {}
         """By node, the attempt's next step: what could not be written down yet."""
 
@@ -425,7 +441,8 @@ class LeftNodes:
     def _write(self, node: str) -> str:
         """Return why it cannot be written down; empty: it is."""
         try:
-            exclude_node(self._directory, node, self._unwritten[node])
+            with self._host_calls.watched(SILENT_SECONDS, lambda: tell_held_up(self._directory)):
+                exclude_node(self._directory, node, self._unwritten[node])
         except OSError as error:
             return error.strerror or repr(error)
         del self._unwritten[node]

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import errno
 import os
+import threading
 from pathlib import Path
 
 import pytest
+from fake_slurm import FakeSlurm
 
-from slurm_resilience.resume import attempt, fence
+from slurm_resilience.resume import attempt, fence, report
+from slurm_resilience.resume.srun.host_calls import HostCalls
 
 
 @pytest.fixture
@@ -51,11 +54,40 @@ def test_who_cannot_read_it_must_not_write(directory: str, monkeypatch: pytest.M
 
 def test_no_directory_is_no_reason_to_fail(capfd: pytest.CaptureFixture[str]) -> None:
     for directory in ("", "/proc/nowhere"):
-        left = fence.LeftNodes(directory)
+        left = fence.LeftNodes(directory, HostCalls())
         left.add("n3", 1)
         left.write()
     said = capfd.readouterr().err
     assert said.count("n3 cannot be forbidden to write (No such file or directory)") == 1
+
+
+@pytest.mark.parametrize("hangs", ["exclude_node", "_stands"])
+def test_a_file_system_that_hangs_in_the_middle_of_a_step_is_told_of(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, hangs: str
+) -> None:
+    """The log had no line while the supervisor hung there, and nothing was mended."""
+    slurm, told, lines = FakeSlurm(2), threading.Event(), list[str]()
+    monkeypatch.chdir(tmp_path)
+    own = fence.Fence(slurm, slurm.job(slurm.submit(2)), 0, HostCalls())
+    left = fence.LeftNodes(own.directory, HostCalls())
+
+    def take(line: str) -> None:
+        lines.append(line)
+        told.set()
+
+    def answer(*_: object) -> bool:
+        return told.wait(30)
+
+    monkeypatch.setattr(fence, "SILENT_SECONDS", 0.0)
+    monkeypatch.setattr(fence, hangs, answer)
+    with report.written_to(take):
+        if hangs == "_stands":
+            own.mend()
+        else:
+            left.add("n2", 1)
+    assert [f"the file system of {own.directory} has not answered" in line for line in lines] == [
+        True
+    ]
 
 
 def test_what_a_full_disk_keeps_out_is_written_when_there_is_room(
@@ -70,7 +102,7 @@ def test_what_a_full_disk_keeps_out_is_written_when_there_is_room(
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     monkeypatch.setattr(attempt, "write_file", write)
-    left = fence.LeftNodes(directory)
+    left = fence.LeftNodes(directory, HostCalls())
     left.add("n3", 2)
     left.add("n4", 1)
     left.add("n3", 3)  # it came in again meanwhile, and was lost again

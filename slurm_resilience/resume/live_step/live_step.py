@@ -120,7 +120,7 @@ class LiveStep:
         self._attempt = attempt
         self._master_address = attempt.master_address
         self._can_leave = can_leave
-        left = fence.LeftNodes(attempt.directory)
+        left = fence.LeftNodes(attempt.directory, context.host_calls)
         self._beside = LooksBeside(mend_fence, left, find_hang, context.clock.monotonic())
         self._addresses = dict(addresses)
         self._plan = LivePlan(seat_map, context.limits)

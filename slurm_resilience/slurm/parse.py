@@ -346,6 +346,10 @@ class _Columns(NamedTuple):
     """None: this squeue does not print it, and `%h` tells."""
 
 
+_RUNS = ("SIGNALING", "RESIZING")
+"""Words for what is being done with a running job, which squeue shows in place of RUNNING."""
+
+
 def _job(words: list[str], extra: dict[int, _Columns], expanded: Expand) -> Job | None:
     if not words[0].isdecimal() or not words[1].isdecimal():
         raise SlurmError(f"squeue -o printed an unexpected record: {words[:4]!r}")
@@ -359,7 +363,7 @@ def _job(words: list[str], extra: dict[int, _Columns], expanded: Expand) -> Job 
     return Job(
         id=job_id,
         uid=int(words[1]),
-        state=words[2],
+        state="RUNNING" if words[2] in _RUNS else words[2],
         batch_host=_clean(words[3]),
         num_nodes=int(words[4]) if words[4].isdecimal() else 0,
         exclusive=words[5] in ("NO", "EXCLUSIVE") if exclusive is None else exclusive,

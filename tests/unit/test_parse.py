@@ -137,6 +137,13 @@ def test_a_job() -> None:
     assert (job.partition, job.account, job.qos, job.reservation) == ("main", "acct", "q", "r")
 
 
+def test_a_job_that_is_being_signalled_runs() -> None:
+    """Slurm shows that for a moment in place of RUNNING: as a job is preempted, say."""
+    for state in ("SIGNALING", "RESIZING"):
+        (job,) = parse.jobs(shown(*RUNNING[:2], state, *RUNNING[3:]), MARK, COLUMNS)
+        assert (job.state, job.nodes) == ("RUNNING", ("n3", "n4"))
+
+
 def test_nothing_is_empty() -> None:
     pending = ("7", "0", "PENDING", "n/a", "2", "OK", "N/A", "main", "(null)", "(null)", "(null)")
     (job,) = parse.jobs(shown(*pending, "UNLIMITED", nodes=""), MARK, COLUMNS)

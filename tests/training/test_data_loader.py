@@ -239,6 +239,21 @@ def test_a_rewind_needs_no_source(tmp_path: Path, cache: bool) -> None:
     loader.close()
 
 
+@pytest.mark.parametrize("cache", [True, False])
+def test_no_more_than_the_lookback_is_kept(tmp_path: Path, cache: bool) -> None:
+    """As many batches were kept behind as are read ahead: five times the memory, by default."""
+    data = Numbers(400)
+    where = tmp_path / "c" if cache else False
+    loader = ReplayLoader(data, global_batch=4, cache=where, prefetch_length=9, lookback_length=1)
+    list(some(loader, 20))
+    until(lambda: len(data.reads) == 29 * 4)
+    kept = {entry.key.number for entry in loader._home.store.entries()}
+    assert set(range(20, 29)) <= kept
+    # The batch that was read last made room while at most one less was consumed.
+    assert min(kept) >= 18
+    loader.close()
+
+
 def test_the_first_commit_ends_the_autocommit(tmp_path: Path) -> None:
     loader = ReplayLoader(Numbers(), global_batch=4, cache=tmp_path / "c")
     batches = iter(loader)
@@ -641,7 +656,7 @@ class Items(IterableDataset):  # type: ignore[type-arg]
 
 
 def test_samples_are_drawn_by_weight(tmp_path: Path) -> None:
-    """The ranks' shares make the batches that one rank alone draws, whoever takes which."""
+    """Two ranks draw together the samples that one draws alone."""
     weights = torch.arange(40) % 4
     whole: list[int] = []
     for batch in ReplayLoader(

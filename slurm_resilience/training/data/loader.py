@@ -170,8 +170,7 @@ class ReplayLoader:
         self.rank, self.world = rank, world
         self.autocommit = autocommit
         self._given = Given()
-        self._full_weight = 1.0 if microbatches else _weight(rank, world, global_batch)
-        self.weight = self._full_weight
+        self.weight = 1.0 if microbatches else _weight(rank, world, global_batch)
         self._base = 0
         self._warn = warn_once()
         opening = Opening(source)
@@ -200,8 +199,6 @@ class ReplayLoader:
                 f"with __getitem__ and __len__; this source has {found.length or 'no'} samples"
             )
         self.order = SampleOrder(found.length or 0, global_batch, seed, shuffle, drop_last, bounds)
-        self.drawn_by = drawn_by
-        """Stands for the weights; empty: there are none."""
         self._own: dict[str, Any] = {
             "kind": self.kind,
             "length": self.order.length,
@@ -211,7 +208,7 @@ class ReplayLoader:
             "drop_last": drop_last,
             "weights": drawn_by or None,
         }
-        """What a position belongs to."""
+        """Facts of the run that a position belongs to."""
         collate: Callable[[list[Any]], Any] = collate_fn or default_collate
         reader: Reader
         if self.kind == "map":
@@ -228,11 +225,8 @@ class ReplayLoader:
         self._reader = reader
         if self.kind == "batches":
             self.weight = 1.0
-        self.end = last(self.order.per_epoch if found.length else None, epochs, steps)
-        """Batches in the whole run; None: it never ends, or only the source knows."""
-        self._feed = Prefetcher(
-            self._place(), prefetch_length, lookback_length, self.end, self._warn
-        )
+        end = last(self.order.per_epoch if found.length else None, epochs, steps)
+        self._feed = Prefetcher(self._place(end), prefetch_length, lookback_length, end, self._warn)
         self._closing = weakref.finalize(self, _close, self._feed, self._home)
 
     def __iter__(self) -> Iterator[Any]:
@@ -282,15 +276,26 @@ class ReplayLoader:
             )
             return
         if self.kind == "map":
-            size = order.global_batch if order.drop_last else order.size(number)
             self._given = Given(partial(_indices, order, number, self.rank, self.world))
+            if order.drop_last:
+                return  # the weight is that of a full batch
+            size = order.size(number)
         else:
             size = found.note["size"]
             begin, end = share(size, self.rank, self.world)
             first = (found.note["at"] - 1) * order.global_batch
             self._given = Given(lambda: np.arange(first + begin, first + end, dtype=np.int64))
-        is_full = size == order.global_batch
-        self.weight = self._full_weight if is_full else _weight(self.rank, self.world, size)
+        self.weight = _weight(self.rank, self.world, size)
+
+    @property
+    def end(self) -> int | None:
+        """Batches in the whole run; None: it never ends, or only the source knows."""
+        return self._feed.limits.end
+
+    @property
+    def drawn_by(self) -> str:
+        """Stands for the weights; empty: there are none."""
+        return self._own["weights"] or ""
 
     @property
     def samples(self) -> Indices:
@@ -385,19 +390,18 @@ class ReplayLoader:
         if wanted[:2] != before[:2]:
             self._home.settle(wanted.group, rank, wanted.leader)
         if self.kind != "batches" and not wanted.microbatches:
-            self._full_weight = _weight(rank, world, self.order.global_batch)
-            self.weight = self._full_weight
+            self.weight = _weight(rank, world, self.order.global_batch)
         self._base = self.position
-        self._feed.move(self._base, self._place())
+        self._feed.move(self._base, self._place(self.end))
 
-    def _place(self) -> BatchTarget:
+    def _place(self, end: int | None) -> BatchTarget:
         rank, world, stride = self.rank, self.world, self._wanted.microbatches
         reader: Reader = self._reader
         namer = _namer(self.order if self.kind == "map" else None, rank, world)
         if stride:
             together = self._wanted.together
-            reader = MicrobatchReader(reader, self.order, stride, self.end, together)
-            namer = _namer_of_steps(f"{rank}of{world}by{together}of", stride, self.end)
+            reader = MicrobatchReader(reader, self.order, stride, end, together)
+            namer = _namer_of_steps(f"{rank}of{world}by{together}of", stride, end)
         return BatchTarget(
             rank, world, reader, self._home.store, self._home.group, namer, max(stride, 1)
         )

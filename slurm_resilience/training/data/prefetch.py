@@ -51,11 +51,13 @@ class BatchTarget(NamedTuple):
     """Numbers of the source that one batch takes."""
 
 
-class WindowLengths(NamedTuple):
-    """Batches that are kept around the one that is given next."""
+class WindowLimits(NamedTuple):
+    """Batches that are kept around the one that is given next, and the end of all."""
 
     ahead: int
     behind: int
+    end: int | None
+    """The first batch that the run does not have; None: the source says."""
 
 
 class _Ready(NamedTuple):
@@ -87,9 +89,8 @@ class Prefetcher:
         self.committed = 0
         """The first batch that is not consumed."""
         self.end = end
-        self._limit = end
         self._place = place
-        self._lengths = WindowLengths(ahead, behind)
+        self.limits = WindowLimits(ahead, behind, end)
         self._asked = False
         self._opened = ahead
         """Batches that may be read ahead by now, of those that are to be."""
@@ -168,7 +169,7 @@ class Prefetcher:
             self.next = self.committed = number
             if place is not None or self._thread is not None:
                 self._opened = 0
-            self.end = self._limit
+            self.end = self.limits.end
             self._error = None
             self._tell()
             self._changed.notify_all()
@@ -241,7 +242,7 @@ class Prefetcher:
     def _wanted(self) -> int | None:
         """Return the first batch of the window that is not ready; None: nothing to do now."""
         stride, opened = self._place.stride, max(self._opened, 1)
-        ahead = max(min(opened, self._lengths.ahead), int(self._asked))
+        ahead = max(min(opened, self.limits.ahead), int(self._asked))
         for number in range(self.next, self.next + ahead * stride, stride):
             if self.end is not None and number >= self.end:
                 return None
@@ -322,7 +323,7 @@ class Prefetcher:
         committed = self.committed
         lowest = committed if place.group is None else place.group.lowest(committed)
         first = self.next
-        behind, ahead = (length * place.stride for length in self._lengths)
+        ahead, behind = (length * place.stride for length in self.limits[:2])
         return Window(lowest - behind, lowest, first, first + ahead, place.share(number))
 
     def _keep_needed(self, number: int, found: SourceSample) -> None:

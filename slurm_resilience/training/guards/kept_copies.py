@@ -35,6 +35,9 @@ CLOSE_SHARE = 0.5
 MOST = 64
 """Copies made in the middle of a training that are looked at: a program may keep those of many
 steps."""
+MOST_COPIED = 16
+"""Modules copied in the middle of a training that are looked at in one world: a program may copy
+its model in each step, and to compare one takes a part of a step."""
 LIVES_ON = 3
 """Looks at a module that was copied in the middle of a training, one a step: one that is only
 validated with is gone by then."""
@@ -75,6 +78,10 @@ class KeptCopies:
         self._before: set[int] = set()
         """Ids of the first tensors of copies that were there before the weights were healed."""
         self._tracked: list[Any] = []
+        self._copied: list[weakref.ref[nn.Module]] = []
+        """Modules copied since the last look, of the kinds of those that are tracked."""
+        self._copied_kinds: frozenset[type] = frozenset()
+        self._copies_left = MOST_COPIED
 
     def begin(
         self, everything: Iterable[Any], modules: Iterable[nn.Module], tracked: Iterable[Any]
@@ -87,7 +94,7 @@ class KeptCopies:
             modules: those that are tracked.
             tracked: all objects that are; what they hold is no copy to tell of.
         """
-        self._tracked = list(tracked)
+        self._tracked, self._copied, self._copies_left = list(tracked), [], MOST_COPIED
         found = _copies(everything, modules, self._known(), _is_equal)
         self._before = {id(tensors[0]) for _, tensors, _ in found}
 
@@ -149,19 +156,31 @@ class KeptCopies:
                 is_of_now = partial(_holds_now, [weakref.ref(one) for one in tensors], like)
                 self._found.append(_copy(thing, tensors)._replace(is_of_now=is_of_now))
 
-    def copied(
-        self,
-        made: Iterable[nn.Module],
-        modules: Iterable[nn.Module],
-        others: Iterable[nn.Module] = (),
+    def expect(self, modules: Iterable[nn.Module]) -> None:
+        """Note copies from now on of the kinds of these modules: those that are tracked."""
+        self._copied_kinds = frozenset(type(adapters.unwrap(one)) for one in modules)
+
+    def note(self, copied: nn.Module) -> bool:
+        """Note that a module was copied. Returns whether it will be looked at."""
+        noted = type(copied) in self._copied_kinds and len(self._copied) < self._copies_left
+        if noted:
+            self._copied.append(weakref.ref(copied))
+        return noted
+
+    def look_at_copied(
+        self, modules: Iterable[nn.Module], others: Iterable[nn.Module] = ()
     ) -> None:
-        """Begin to look at modules that were copied in the middle of a training.
+        """Begin to look at the modules that were copied since the last look.
 
         Args:
-            made: the copies, of whatever.
             modules: as in `look`.
             others: the same.
         """
+        if not self._copied:
+            return
+        made = [one for noted in self._copied if (one := noted()) is not None]
+        self._copied = []
+        self._copies_left -= len(made)
         found = _copies(made, modules, self._known(others), _is_close)
         self._late += [_Late(_copy(thing, tensors), 0) for thing, tensors, _ in found]
 
@@ -172,11 +191,11 @@ class KeptCopies:
     @property
     def is_over(self) -> bool:
         """True where none is looked at any more."""
-        return not self._found and not self._late
+        return not self._found and not self._late and not self._copied
 
     def written(self) -> tuple[str, ...]:
         """Return the kinds of those that were written to since; each is told once."""
-        if self.is_over:
+        if not self._found and not self._late:
             return ()
         late, used = self._late, [one.copy for one in self._late if _is_written(one.copy)]
         self._late = [one for one in late if not _is_written(one.copy)]

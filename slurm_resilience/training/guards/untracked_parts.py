@@ -36,7 +36,6 @@ from slurm_resilience.training.guards.kept_generators import KeptGenerators
 from slurm_resilience.training.guards.kept_objects import KeptObjects
 from slurm_resilience.training.guards.late_optimizers import LateOptimizer, parameters_of
 from slurm_resilience.training.guards.plain_attributes import PlainAttributes, UntrackedBuffers
-from slurm_resilience.training.state import adapters
 
 log = logging.getLogger("sres.training")
 
@@ -62,9 +61,6 @@ class _Part(NamedTuple):
 
 LOOKS_FOR_COPIES = 2
 """Worlds in which copies are looked for: it takes a part of the time of a recovery."""
-LATE_COPIES = 16
-"""Modules copied in the middle of a training that are looked at in one world: a program may copy
-its model in each step, and to compare one takes a part of a step."""
 
 
 class UntrackedParts:
@@ -78,10 +74,6 @@ class UntrackedParts:
         self._made: list[weakref.ref[Any]] = []
         """Made since it was looked, and not judged yet; kept only by the program itself."""
         self._late: list[LateOptimizer] = []
-        self._copied: list[weakref.ref[nn.Module]] = []
-        """Modules copied since the last look, of the kinds of those that are tracked."""
-        self._copied_kinds: frozenset[type] = frozenset()
-        self._copies_left = LATE_COPIES
         self._looks_for_copies = LOOKS_FOR_COPIES
         self.copies = KeptCopies()
         self.attributes = PlainAttributes()
@@ -108,7 +100,7 @@ class UntrackedParts:
         self._tracked = None
         for one in self._late:
             one.stop()
-        self._late, self._copied, self._copies_left = [], [], LATE_COPIES
+        self._late = []
         # What was there before the training is older than the weights that were found now.
         with ends_no_training():
             self.copies.begin(() if is_trained else newer_objects(), modules, tracked)
@@ -134,7 +126,7 @@ class UntrackedParts:
         """
         tracked = self._tracked = list(tracked)
         modules = list(modules)
-        self._copied_kinds = frozenset(type(adapters.unwrap(one)) for one in modules)
+        self.copies.expect(modules)
         if self._found is not None:
             return
         self._found = []
@@ -179,15 +171,10 @@ class UntrackedParts:
         Args:
             modules: as in `look`.
         """
-        if not self._copied:
-            return
-        made = [one for noted in self._copied if (one := noted()) is not None]
-        self._copied = []
-        self._copies_left -= len(made)
         parts = [part.thing for part in self._found or ()]
         averages = [part for part in parts if isinstance(part, AveragedModel)]
         with ends_no_training():
-            self.copies.copied(made, modules, averages)
+            self.copies.look_at_copied(modules, averages)
 
     def looked_at(self, *, but_locals: bool) -> None:
         """Note that all parts were looked at before an update: see `is_over`.
@@ -198,7 +185,7 @@ class UntrackedParts:
         """
         parts = (self.copies, self.generators, self.attributes, self.buffers)
         is_over = all(one.is_over for one in parts) and (but_locals or self.locals.is_over)
-        waits = self._found or self._made or self._late or self._copied
+        waits = self._found or self._made or self._late
         self.is_over = is_over and not waits and (but_locals or self._found is not None)
 
     def used(self) -> tuple[str, ...]:
@@ -223,9 +210,8 @@ class UntrackedParts:
             self._made.append(weakref.ref(thing))
 
     def _note_copied(self, thing: nn.Module) -> None:
-        if type(thing) in self._copied_kinds and len(self._copied) < self._copies_left:
+        if self.copies.note(thing):
             self.is_over = False
-            self._copied.append(weakref.ref(thing))
 
     def _used_late(self) -> tuple[str, ...]:
         """Judge what was made since the last look, and return what of all was used."""

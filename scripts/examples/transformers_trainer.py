@@ -4,7 +4,8 @@
     python -m slurm_resilience.launcher --nproc-per-node 2 scripts/examples/transformers_trainer.py
 
 Each rank has a Trainer of its own that knows of no other rank: what ranks have in common (batches,
-averaged gradients, the state) is the session's. `ResilientTrainer` is what you take over.
+averaged gradients, the state) is the session's. `ResilientTrainer` and `TrainerProgress` are what
+you take over.
 """
 
 from __future__ import annotations
@@ -19,11 +20,48 @@ from typing import Any
 import torch
 import transformers
 from hf_trainer import ResilientCallback
+from transformers.trainer_callback import ExportableState
 
 from slurm_resilience.training import Session, resilient
 
 RANK_VARIABLES = ("RANK", "LOCAL_RANK", "WORLD_SIZE")
 CONTEXT, VOCABULARY = 16, 64
+
+
+class TrainerProgress:
+    """All that a Trainer knows of its best step, and that its callbacks count (early stopping), as
+    of the last update: it is tracked, and outlives a fault. All ranks have the same callbacks that
+    count.
+    """
+
+    _BEST = ("best_metric", "best_global_step", "best_model_checkpoint")
+
+    def __init__(self) -> None:
+        self._kept: dict[str, Any] = {"best": {}, "callbacks": []}
+
+    def keep(self, trainer: transformers.Trainer) -> None:
+        """Note it, inside of an update."""
+        counting = [one.state()["attributes"] for one in _counting(trainer)]
+        best = {name: getattr(trainer.state, name) for name in self._BEST}
+        self._kept = {"best": best, "callbacks": counting}
+
+    def give(self, trainer: transformers.Trainer) -> None:
+        """Set it, in a Trainer that begins."""
+        for name, value in self._kept["best"].items():
+            setattr(trainer.state, name, value)
+        for callback, values in zip(_counting(trainer), self._kept["callbacks"], strict=False):
+            vars(callback).update(values)
+
+    def state_dict(self) -> dict[str, Any]:
+        return self._kept
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self._kept = state
+
+
+def _counting(trainer: transformers.Trainer) -> list[Any]:
+    callbacks = trainer.callback_handler.callbacks
+    return [one for one in callbacks if isinstance(one, ExportableState)]
 
 
 class ResilientTrainer(transformers.Trainer):
@@ -33,14 +71,21 @@ class ResilientTrainer(transformers.Trainer):
         session: of the block.
         batches: what `Session.loader` gave.
         net: what `Session.ddp` gave for the model.
+        progress: tracked.
         trainer_kwargs: as for any Trainer; ``optimizers`` are tracked ones.
     """
 
     def __init__(
-        self, session: Session, batches: Iterable[Any], net: torch.nn.Module, **trainer_kwargs: Any
+        self,
+        session: Session,
+        batches: Iterable[Any],
+        net: torch.nn.Module,
+        progress: TrainerProgress,
+        **trainer_kwargs: Any,
     ) -> None:
         self._batches, self._net = batches, net
         super().__init__(**trainer_kwargs)
+        self.add_callback(_Keeper(self, progress, session))  # before the one that commits
         self.add_callback(ResilientCallback(session))
 
     def get_train_dataloader(self) -> Any:
@@ -50,6 +95,22 @@ class ResilientTrainer(transformers.Trainer):
     def compute_loss(self, model: torch.nn.Module, *args: Any, **kwargs: Any) -> Any:
         """Compute through the wrapper, so that gradients are averaged over the ranks."""
         return super().compute_loss(self._net, *args, **kwargs)
+
+
+class _Keeper(transformers.TrainerCallback):
+    def __init__(self, trainer: Any, progress: TrainerProgress, session: Session) -> None:
+        self._trainer, self._progress, self._session = trainer, progress, session
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        self._progress.give(self._trainer)
+        state.global_step = self._session.step
+        every = args.eval_steps if args.eval_strategy == "steps" else 0
+        if every and state.global_step and state.global_step % every == 0:
+            # The evaluation after the last update came too late to be kept.
+            self._trainer._determine_best_metric(self._trainer.evaluate(), trial=None)
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        self._progress.keep(self._trainer)
 
 
 @contextlib.contextmanager
@@ -104,7 +165,8 @@ def build() -> tuple[torch.nn.Module, torch.optim.Optimizer, Any]:
 def train(s: Session, steps: int) -> None:
     """Run the block: a Trainer for each world."""
     model, opt, schedule = s.once(build)
-    s.track(model=model, opt=opt, schedule=schedule)
+    progress = s.once(TrainerProgress)
+    s.track(model=model, opt=opt, schedule=schedule, progress=progress)
     with alone(), tempfile.TemporaryDirectory() as folder:
         args = transformers.TrainingArguments(
             output_dir=folder,
@@ -119,6 +181,7 @@ def train(s: Session, steps: int) -> None:
             s,
             s.loader(Counting(), 32, steps=steps, epochs=None),
             s.ddp(model, find_unused_parameters=True),
+            progress,
             model=model,
             args=args,
             optimizers=(opt, schedule),

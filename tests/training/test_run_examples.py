@@ -223,6 +223,36 @@ def test_the_real_trainers_end_with_the_same_bits(tmp_path: Path, name: str) -> 
     assert ends[0] == ends[1] == ends[2], ends
 
 
+def test_early_stopping_counts_on_after_a_fault(tmp_path: Path) -> None:
+    """It began to count anew, and the training ended later, on all ranks alike."""
+    text = (EXAMPLES / "transformers_trainer.py").read_text()
+    chosen = 'eval_strategy="steps", eval_steps=1, metric_for_best_model="loss"'
+    more = "eval_dataset=torch.utils.data.Subset(Counting(), range(8)), model=model,"
+    stopping = "[transformers.EarlyStoppingCallback(6, 1e9)] + "
+    for old, new in (
+        ('save_strategy="no"', f'save_strategy="no", {chosen}'),
+        ("model=model,\n            args", f"{more}\n            args"),
+        ("callbacks=[Printer()]", f"callbacks={stopping}([Printer()]"),
+        ("if s.rank == 0 else [],", "if s.rank == 0 else []),"),
+    ):
+        assert text.count(old) == 1, old
+        text = text.replace(old, new)
+    program = tmp_path / "train.py"
+    program.write_text(text)
+    (tmp_path / "hf_trainer.py").write_text((EXAMPLES / "hf_trainer.py").read_text())
+    machine = WarmMachine(tmp_path, modules=TRAINERS["transformers_trainer"])
+    ends = []
+    try:
+        for inject in ("", KILL, "exception:rank=0,step=4,phase=backward"):
+            words = ("--nproc=2", "--standby=0", str(program), "--steps=30")
+            done = machine.run(words, more_environment(tmp_path, inject), ROOT)
+            assert done.returncode == 0, done.stderr[-4000:]
+            ends.append(STEP.findall(done.stdout)[-1][0])
+    finally:
+        machine.end()
+    assert ends == ["7"] * 3
+
+
 @pytest.mark.parametrize("shape", ["gpt_oss", "deepseek", "qwen"])
 def test_a_recipe_of_each_shape_ends_with_the_same_bits(
     launch: Launch, tmp_path: Path, shape: str

@@ -15,7 +15,10 @@ from slurm_resilience.errors import UsageError
 
 Positive = Annotated[int, msgspec.Meta(ge=1)]
 Count = Annotated[int, msgspec.Meta(ge=0)]
-Rate = Annotated[float, msgspec.Meta(gt=0)]
+Rate = Annotated[float, msgspec.Meta(gt=0, le=1e6)]
+"""Finite: TOML knows `inf`."""
+Seed = Annotated[int, msgspec.Meta(ge=0, le=(1 << 63) - 1)]
+"""As torch takes it."""
 
 
 class _Section(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -61,7 +64,7 @@ class RecipeTraining(_Section, frozen=True):
     global_batch: Positive = 32
     """Samples of all ranks; stays when the world changes."""
     learning_rate: Rate = 3e-3
-    seed: Count = 0
+    seed: Seed = 0
     log_every: Positive = 10
 
 
@@ -111,4 +114,6 @@ def read(path: str) -> Recipe:
         raise UsageError(f"{path}: max_nodes is less than min_nodes")
     if recipe.model.width % (2 * recipe.model.heads):
         raise UsageError(f"{path}: width must be a multiple of 2 * heads")
+    if recipe.lora.rank > recipe.model.width:
+        raise UsageError(f"{path}: the rank of an adapter (lora) is more than the model's width")
     return recipe

@@ -35,6 +35,10 @@ def test_an_empty_recipe_is_one(tmp_path: Path) -> None:
         ("[train]\nsteps = 'many'", "steps"),
         ("[nodes]\nmin_nodes = 3\nmax_nodes = 2", "max_nodes"),
         ("[model]\nwidth = 30", "width"),
+        ("[train]\nlearning_rate = inf", "learning_rate"),
+        ("[train]\nlearning_rate = nan", "learning_rate"),
+        ("[train]\nseed = 9223372036854775808", "seed"),
+        ("[lora]\nrank = 100000000", "rank of an adapter"),
         ("[model", "r.toml"),
         ("[weather]", "weather"),
     ],
@@ -50,6 +54,15 @@ def test_a_wrong_recipe_is_one_line(tmp_path: Path, text: str, word: str) -> Non
 def test_no_such_recipe() -> None:
     with pytest.raises(UsageError, match="No such file"):
         read("/no/such.toml")
+
+
+def test_data_that_is_no_file_is_refused_in_one_line(tmp_path: Path) -> None:
+    """A directory has a size, too; torch said of it that it cannot be mapped."""
+    pytest.importorskip("torch", reason="torch is not installed")
+    from slurm_resilience.training.recipes.train import TokenWindows
+
+    with pytest.raises(UsageError, match="no plain file"):
+        TokenWindows(str(tmp_path), 8)
 
 
 class TestModel:

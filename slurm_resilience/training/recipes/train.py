@@ -47,6 +47,8 @@ class TokenWindows(torch.utils.data.Dataset[torch.Tensor]):
             return
         try:
             size = Path(file).stat().st_size
+            if not Path(file).is_file():
+                raise UsageError(f"{file}: no plain file")
             if size < self._length:
                 raise UsageError(f"{file}: shorter than the context")
             # Mapped: processes of a node share the pages.

@@ -22,7 +22,6 @@ from slurm_resilience.training.elastic.microbatch_step import MicrobatchStep
 from slurm_resilience.training.elastic.microbatches import MicrobatchSteps, step_length
 from slurm_resilience.training.elastic.rates import RatePolicy
 from slurm_resilience.training.guards.code.calling_code import is_result_used
-from slurm_resilience.training.guards.late_additions import warn_of_untracked
 from slurm_resilience.training.guards.replica_check import refuse_other_gradients
 from slurm_resilience.training.once_cache import OnceCache
 from slurm_resilience.training.participant import Participant
@@ -207,7 +206,7 @@ class Session:
         if not {"process_group", "device_mesh"} & ddp_kwargs.keys():
             refuse_other_gradients(participant.group, module)
         if self.attempt == 1 and self.rank == 0 and (names := participant.healer.lacks(module)):
-            warn_of_untracked(module, names)
+            participant.guards.state.warn_of_untracked(module, names)
         participant.hooks.arm_backward([module])
         ddp_kwargs.setdefault("init_sync", not participant.healer.has(module))
         wrapped = nn.parallel.DistributedDataParallel(module, **ddp_kwargs)

@@ -64,9 +64,8 @@ def test_what_once_keeps_and_nothing_tracks_is_told(run: Program, kind: str) -> 
 def test_a_second_model_that_once_keeps_is_told(run: Program) -> None:
     """A model of rewards with an optimizer of its own: neither was tracked."""
     body = USUAL.replace("s.track", "rewards, other = s.once(build, 1)\ns.track")
-    body = body.replace("net = ", "extra = s.ddp(rewards)\nnet = ").replace(
-        "    with", "    nn.functional.mse_loss(extra(x), y).backward()\n    with"
-    )
+    learns = "nn.functional.mse_loss(rewards(x), y).backward()\n    average(rewards, s.world)"
+    body = body.replace("    with", f"    {learns}\n    with")
     parts = """
     def build(number=0):
         torch.manual_seed(number)

@@ -256,6 +256,9 @@ def test_a_model_that_is_wrapped_and_not_tracked_is_told(run: Program) -> None:
     body = body.replace("    with", "    nn.functional.mse_loss(more(x), y).backward()\n    with")
     body += "        other_opt.step()\n        other_opt.zero_grad()\n"
     warned(run(body, parts), "s.ddp(Sequential): it trains 0.weight, 0.bias, not tracked")
+    kept = run(body.replace("rewards()", "s.once(rewards)"), parts)
+    warned(kept, "s.ddp(Sequential): it trains 0.weight, 0.bias, not tracked")
+    assert "kept by s.once" not in kept.stderr, "one cause, one line"
     tracked = body.replace("opt=opt)", "opt=opt, other=other, other_opt=other_opt)")
     told_nothing(run(tracked, parts))
     own = """

@@ -52,6 +52,8 @@ class _Copy(NamedTuple):
     first: weakref.ref[torch.Tensor]
     """Its first tensor: a copy that the program lets go of is not kept."""
     version: int
+    ids: frozenset[int]
+    """Of its tensors."""
     is_of_now: Callable[[], bool] = _never
     """Tells whether it holds what the parameters are now: it may be kept to be saved."""
 
@@ -188,6 +190,10 @@ class KeptCopies:
         """Return the ids of what is tracked, and of copies that are told of otherwise."""
         return {id(one) for thing in (*self._tracked, *others) for one in (thing, *held(thing))}
 
+    def tensors(self) -> frozenset[int]:
+        """Return the ids of the tensors of all that are looked at."""
+        return frozenset().union(*(copy.ids for copy in self._found))
+
     @property
     def is_over(self) -> bool:
         """True where none is looked at any more."""
@@ -222,7 +228,8 @@ class KeptCopies:
 
 
 def _copy(thing: Any, tensors: Sequence[torch.Tensor]) -> _Copy:
-    return _Copy(type(thing).__name__, weakref.ref(tensors[0]), _writes(tensors[0]))
+    ids = frozenset(map(id, tensors))
+    return _Copy(type(thing).__name__, weakref.ref(tensors[0]), _writes(tensors[0]), ids)
 
 
 def _writes(one: torch.Tensor) -> int:

@@ -7,7 +7,7 @@ from __future__ import annotations
 import sys
 import sysconfig
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -52,6 +52,7 @@ class KeptObjects:
         """Gives what is kept."""
         self._tracked: list[Any] = []
         self._readings: list[_Reading] = []
+        self._told: set[int] = set()
         self.is_over = False
         """Nothing is looked at any more."""
 
@@ -63,12 +64,21 @@ class KeptObjects:
         """
         self._tracked, self._readings = list(tracked), []
 
+    def pass_over(self, told: Collection[int]) -> None:
+        """Name no tensors of which another guard tells.
+
+        Args:
+            told: their ids.
+        """
+        self._told.update(told)
+
     def changing(self) -> tuple[str, ...]:
         """Look, at the end of an update. Returns the names of those that change, at the last
         look."""
         if self.is_over:
             return ()
         known = {id(one) for thing in self._tracked for one in (thing, *held(thing))}
+        known |= self._told
         self._readings.append(_read(self.source(), known))
         if len(self._readings) < LOOKS:
             return ()

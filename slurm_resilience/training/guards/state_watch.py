@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import chain
 from typing import Any
 
@@ -14,7 +14,7 @@ from slurm_resilience.training.compat import is_gradient_scaler
 from slurm_resilience.training.content_digest import content_digest
 from slurm_resilience.training.data.loader import ReplayLoader
 from slurm_resilience.training.garbage import let_go_of_older_objects
-from slurm_resilience.training.guards.late_additions import LateAdditions
+from slurm_resilience.training.guards.late_additions import LateAdditions, warn_of_untracked
 from slurm_resilience.training.guards.optimizer_watch import OptimizerWatch
 from slurm_resilience.training.guards.rate_watch import COUNTS, LOOKS
 from slurm_resilience.training.guards.untracked_parts import ends_no_training
@@ -137,10 +137,23 @@ class StateWatch:
         """Name what gives the objects that are kept from world to world."""
         self._optimizing.parts.kept.source = source
 
+    def warn_of_untracked(self, module: nn.Module, names: Sequence[str]) -> None:
+        """Warn of a module that is wrapped to be trained, and is not tracked: once, whoever keeps
+        it.
+
+        Args:
+            module: the module.
+            names: those of its parameters that are not.
+        """
+        warn_of_untracked(module, names)
+        self._optimizing.parts.kept.pass_over({id(one) for one in module.parameters()})
+
     def _warn_of_kept(self) -> None:
         """Warn of what `s.once` keeps, changes, and is not tracked."""
         with ends_no_training():
-            if changing := self._optimizing.parts.kept.changing():
+            parts = self._optimizing.parts
+            parts.kept.pass_over(parts.copies.tensors())
+            if changing := parts.kept.changing():
                 self._warn(
                     f"{_some(changing)}, kept by s.once, changes in each step and is not tracked: "
                     "a step that is repeated after a fault changes it twice, and a replaced rank "

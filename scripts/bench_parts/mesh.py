@@ -472,18 +472,21 @@ def main(json_file: Path | None, ranks: str, deaths: int, shape: str) -> None:
         raise click.UsageError(f"--ranks: {deaths} deaths need a world of {deaths + 2} at least")
     most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+    kinds = [size > SPEAKERS_ABOVE if shape == "auto" else shape == "speakers" for size in sizes]
+    rows: list[dict[str, Any]] = []
+    # All that forks comes before what is simulated: a rank would begin with that memory, and copy
+    # each page of it that it touches.
+    for size, speakers in zip(sizes, kinds, strict=True):
+        print(f"{size} ranks …", file=sys.stderr)
+        rows.append(measure(size, deaths, speakers))
     print("what a turn costs …", file=sys.stderr)
     costs = calibrated(shape != "full")
     cores = os.cpu_count() or 1
-    rows: list[dict[str, Any]] = []
-    for size in sizes:
-        print(f"{size} ranks …", file=sys.stderr)
-        speakers = size > SPEAKERS_ABOVE if shape == "auto" else shape == "speakers"
-        estimated = {
-            "estimated_here": estimate(size, speakers, costs, cores),
-            "estimated_core_each": estimate(size, speakers, costs, size),
-        }
-        rows.append(measure(size, deaths, speakers) | crowd_figures(size, speakers) | estimated)
+    for row, size, speakers in zip(rows, sizes, kinds, strict=True):
+        print(f"{size} ranks, simulated …", file=sys.stderr)
+        row |= crowd_figures(size, speakers)
+        row["estimated_here"] = estimate(size, speakers, costs, cores)
+        row["estimated_core_each"] = estimate(size, speakers, costs, size)
     core = core_cpu_seconds(CORE_MEMBERS)
     _show(rows, core, costs, shape)
     if json_file:

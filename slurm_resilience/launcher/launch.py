@@ -6,6 +6,7 @@ One thread and one event loop. A dead process is known by its pidfd at once, and
 from __future__ import annotations
 
 import asyncio
+import math
 import os
 import signal
 import sys
@@ -158,7 +159,7 @@ class Launcher:
             return
         seat = self._seat_of(process)
         if seat is not None and "place" in word:
-            seat.place, seat.error = str(word["place"]), str(word["error"])
+            seat.fails(str(word["place"]), str(word["error"]))
             if word.get("group"):
                 self._group.grouped()
             # Its exit may wait for a thread that never ends; its seat must not.
@@ -273,6 +274,9 @@ class Launcher:
         """Decide what follows when a process left a seat."""
         failed = end.code != exit_codes.DONE and not pause
         as_group = failed and self._group.is_lost(self._sitting())
+        cause = self._first_to_fail(seat) if as_group else seat
+        if cause is not seat:
+            end = seat.blame(cause)
         decision = judge(self._ends_of_all() if as_group else tuple(seat.ends), self._job.rules)
         if decision.do in ("done", "failed"):
             if decision.do == "failed":
@@ -281,19 +285,30 @@ class Launcher:
             self._standbys.at_most(sum(not seat.done for seat in self._seats))
         elif self._ending.goes_on:
             if decision.do == "replace":
-                say(f"rank {seat.number}: {decision.reason} after {end.lived:.1f} s")
+                say(f"rank {cause.number}: {decision.reason} after {end.lived:.1f} s")
                 if pause:
                     self._loop.call_later(pause, self._retry, seat)
                 elif as_group:
-                    self._end_all(f"rank {seat.number}: {decision.reason}")
+                    self._end_all(f"rank {cause.number}: {decision.reason}")
                 else:
                     if not self._sitting():
                         self._group.new_port()
                     self._fill(seat)
                 return
-            self._give_up(seat, end, decision)
+            self._give_up(cause, end, decision)
         self._ending.last_codes.append(end.code)
         self._look_for_the_end()
+
+    def _first_to_fail(self, seat: Seat) -> Seat:
+        """Return the seat whose failure the others followed: its process may take longer to end.
+
+        Args:
+            seat: that of a process that has ended.
+        """
+        if math.isinf(seat.told_at):
+            return seat  # killed: the others' errors come from that
+        alive = [one for one in self._seats if one.process is not None]
+        return min([seat, *alive], key=lambda one: one.told_at)
 
     def _sitting(self) -> list[int]:
         """Return the process ids of the ranks."""

@@ -206,6 +206,29 @@ def test_a_bug_ends_the_program_when_it_comes_again(plain: Plain) -> None:
     assert plain.err.count("all ranks are started again") == 1
 
 
+def test_the_first_rank_that_fails_is_the_cause(plain: Plain) -> None:
+    """Another one that failed for it ended sooner, on a busy machine: the bug's place was not known
+    again, and all were started once more."""
+    program = """
+import atexit, os, sys, time
+from pathlib import Path
+mark = Path(sys.argv[1]) / f"raised.{os.environ['TORCHELASTIC_RESTART_COUNT']}"
+if os.environ["RANK"] == "0":
+    atexit.register(time.sleep, 2)
+    mark.touch()
+    raise AssertionError("bug")
+while not mark.exists():
+    time.sleep(0.01)
+time.sleep(0.5)
+raise ConnectionError("closed by peer")
+"""
+    plain.start("--nproc-per-node=2", "--standby=0", "--restart=all", program=program)
+    assert plain.end() == 1, plain.err
+    assert "rank 0: exit code 1: AssertionError: bug" in plain.err
+    assert "twice in a row at the same place" in plain.err
+    assert plain.err.count("all ranks are started again") == 1
+
+
 def test_sigterm_while_all_are_ended(plain: Plain) -> None:
     """One that does not go: the launcher waits for it, and is told to stop meanwhile."""
     deaf = "import signal\nsignal.signal(signal.SIGTERM, signal.SIG_IGN)\n" + PROGRAM.replace(

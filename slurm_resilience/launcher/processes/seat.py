@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from enum import Enum
 from pathlib import Path
+
+import msgspec
 
 from slurm_resilience.clock import SYSTEM_CLOCK
 from slurm_resilience.launcher.processes.process import Process
@@ -40,6 +43,8 @@ class Seat:
         self.refused_since: float | None = None
         """Since when the system refuses the seat a process; None: it does not."""
         self.place = self.error = self.evicted = ""
+        self.told_at = math.inf
+        """When its process said that it fails; infinite: it did not."""
         self.stage = TrainingStage.BEFORE
         self.logs: Path | None = None
 
@@ -48,7 +53,23 @@ class Seat:
         self.since = SYSTEM_CLOCK.monotonic()
         self.refused_since = None
         self.place = self.error = self.evicted = ""
+        self.told_at = math.inf
         self.stage = TrainingStage.BEFORE
+
+    def fails(self, place: str, error: str) -> None:
+        """Note what its process says before it ends.
+
+        Args:
+            place: the line at which it raised.
+            error: last line of the traceback.
+        """
+        self.place, self.error, self.told_at = place, error, SYSTEM_CLOCK.monotonic()
+
+    def blame(self, other: Seat) -> ProcessEnd:
+        """Note that its last process has failed for what another seat's told of first."""
+        end = msgspec.structs.replace(self.ends[-1], place=other.place, error=other.error)
+        self.ends[-1] = end
+        return end
 
     @property
     def is_first(self) -> bool:

@@ -53,7 +53,7 @@ class _Copy(NamedTuple):
     """Its first tensor: a copy that the program lets go of is not kept."""
     version: int
     ids: frozenset[int]
-    """Of its tensors."""
+    """Its tensors' ids."""
     is_of_now: Callable[[], bool] = _never
     """Tells whether it holds what the parameters are now: it may be kept to be saved."""
 

@@ -138,8 +138,7 @@ class StateWatch:
         self._optimizing.parts.kept.source = source
 
     def warn_of_untracked(self, module: nn.Module, names: Sequence[str]) -> None:
-        """Warn of a module that is wrapped to be trained, and is not tracked: once, whoever keeps
-        it.
+        """Warn, once, of a module that is wrapped to be trained and is not tracked.
 
         Args:
             module: the module.

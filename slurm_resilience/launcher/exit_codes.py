@@ -27,13 +27,18 @@ def of_status(status: int) -> int:
     return status if status >= 0 else 128 - status
 
 
+def is_signal(code: int) -> bool:
+    """Tell whether an exit code is that of a process that a signal ended."""
+    return 128 < code <= 128 + signal.SIGRTMAX
+
+
 def describe(code: int) -> str:
     """Name an exit code in words."""
     if code == POISONED:
         return f"exit code {code} (asks to be replaced)"
     if code == STOP:
         return f"exit code {code} (the training gave up)"
-    if 128 < code <= 128 + signal.SIGRTMAX:
+    if is_signal(code):
         try:
             return signal.Signals(code - 128).name
         except ValueError:

@@ -91,12 +91,17 @@ def judge(ends: Sequence[ProcessEnd], rules: RestartRules) -> RestartDecision:
 
 
 def _again(ends: Sequence[ProcessEnd], rules: RestartRules) -> bool:
-    """Tell whether it is the same bug twice: same code, same known place, two short lives."""
+    """Tell whether it is the same bug twice: same known place, same code, two short lives.
+
+    A signal hides the code: it ended the interpreter after the program had failed at that place
+    (gloo's threads abort an exit at times; one that does not end is killed).
+    """
     if len(ends) < 2 or not ends[-1].place:
         return False
     before, last = ends[-2:]
     short = max(before.lived, last.lived) < rules.short_life
-    return short and (before.code, before.place) == (last.code, last.place)
+    hidden = exit_codes.is_signal(before.code) or exit_codes.is_signal(last.code)
+    return short and before.place == last.place and (hidden or before.code == last.code)
 
 
 def _within_budget(ends: Sequence[ProcessEnd], rules: RestartRules, how: str) -> RestartDecision:

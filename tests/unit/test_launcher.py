@@ -439,6 +439,15 @@ class TestVerdict:
             assert judge([other, bug], self.RULES).do == "replace"
             assert judge([bug, other], self.RULES).do == "replace"
 
+    @pytest.mark.parametrize("number", [signal.SIGABRT, signal.SIGSEGV, signal.SIGKILL])
+    def test_the_same_bug_whatever_ends_the_process_after_it(self, number: int) -> None:
+        """Gloo's threads may abort an interpreter that ends, and one that hangs is killed."""
+        bug = end(1, place="ValueError at a:1", error="ValueError: x")
+        killed = end(128 + number, place=bug.place, error=bug.error)
+        for ends in ([bug, killed], [killed, bug], [killed, end(134, place=bug.place)]):
+            assert judge(ends, self.RULES).do == "end"
+        assert judge([bug, end(128 + number)], self.RULES).do == "replace"
+
     def test_evicted_is_nobodys_bug(self) -> None:
         gone = end(137, evicted="it hangs")
         found = judge([gone, gone], self.RULES)

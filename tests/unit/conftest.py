@@ -18,6 +18,12 @@ settings.register_profile("unhurried", settings.default, deadline=None)
 settings.load_profile("unhurried")
 
 
+@pytest.fixture(autouse=True)
+def no_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Tables are as wide as their words: workers of pytest-xdist have a COLUMNS of 80."""
+    monkeypatch.delenv("COLUMNS", raising=False)
+
+
 @pytest.fixture
 def dead_server(tmp_path: Path) -> Iterator[Path]:
     """A directory whose every look-up waits in the kernel, where SIGKILL does not end it."""

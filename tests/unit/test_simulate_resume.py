@@ -185,6 +185,9 @@ ONCE_BROKEN = (
     2000930765,
     # Words of a task's own srun, in a step that a node was left of, just before it ended well.
     301051319,
+    # The supervisor stood still for minutes: a checkpoint that it found then taught it that steps
+    # take as long, and a hang was not noticed for an hour.
+    *(102737, 103298),
     # Two sruns of a job took the node that one of them had just got in exchange.
     *(SHARED_SEED + 16, SHARED_SEED + 31),
     # A living step claimed no node, and took those of an srun between two attempts.

@@ -193,7 +193,6 @@ class HangWatch:
         if self._settings.act == "off":
             return None
         now = self._context.clock.monotonic()
-        self._forgive_blindness(now)
         moved = self._take_in(now)
         if now - self._polled >= POLL_SECONDS:
             self._polled = now
@@ -212,16 +211,21 @@ class HangWatch:
             return self._conclude(stall, now)
         return None
 
-    def _forgive_blindness(self, now: float) -> None:
-        """Count no time in which this process itself was stopped (`scontrol suspend`)."""
-        if now - self._looked > self.pause(BLIND_SECONDS) + BLIND_SECONDS:
-            self._steps.record.forgive(now)
-        self._looked = now
+    def _was_blind(self, now: float) -> bool:
+        """Tell whether this process stood still since its last look: it was stopped
+        (`scontrol suspend`), or waited for a file system."""
+        return now - self._looked > self.pause(BLIND_SECONDS) + BLIND_SECONDS
 
     def _take_in(self, now: float) -> bool:
+        was_blind, self._looked = self._was_blind(now), now
+        if was_blind:
+            self._steps.record.forgive(now)
         moved = False
         while self._lines:
-            moved |= self._steps.hear(*self._lines.popleft())
+            line, at = self._lines.popleft()
+            # No wait in which this process stood still counts, nor teaches how long one may be:
+            # the tasks may have stood still with it, and a checkpoint is found late.
+            moved |= self._steps.hear(line, now if was_blind else at)
         for line in self._source.look() if self._source is not None else ():
             moved |= self._steps.hear(line, now)
         return moved
@@ -349,8 +353,7 @@ class HangWatch:
         """
         if is_whole:
             return self.look(step, nodes, is_over)
-        now = self._looked = self._context.clock.monotonic()
-        self._take_in(now)
+        self._take_in(self._context.clock.monotonic())
         self._steps.record = StepRecord(self._settings.floor, self._settings.steps)
         self._stage = HangStage.WATCHING
         return None
@@ -361,8 +364,7 @@ class HangWatch:
         Args:
             nodes: of each seat.
         """
-        now = self._looked = self._context.clock.monotonic()
-        self._take_in(now)
+        self._take_in(self._context.clock.monotonic())
         if self._settings.act != "off":
             self._say_slow_nodes(nodes)
 

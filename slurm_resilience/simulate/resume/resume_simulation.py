@@ -77,6 +77,8 @@ OTHERS_WORDS_SHARE = 0.1
 """Runs with a task that runs an srun of its own, whose step is aborted."""
 REPAIRED_SHARE, REPAIR_SECONDS = 0.5, (10.0, 300.0)
 """Runs in which lost nodes come back, and how long that takes."""
+ABSENCE_SHARE, ABSENCE_SECONDS = 0.2, (20.0, 900.0)
+"""Runs in which the supervisor stands still, and for how long."""
 LIVING_SHARE = 0.4
 """Runs with a program that re-forms its own world."""
 
@@ -358,6 +360,13 @@ class ResumeRun:
         of_words = Random(f"words {seed}")
         if of_words.random() < OTHERS_WORDS_SHARE:
             world.schedule.at(of_words.uniform(5.0, 300.0), world.print_others_words)
+        of_absence = Random(f"absence {seed}")
+        if of_absence.random() < ABSENCE_SHARE:
+            at, seconds = (
+                of_absence.uniform(0.0, FAULTS_SECONDS),
+                of_absence.uniform(*ABSENCE_SECONDS),
+            )
+            world.schedule.at(at, world.stand_still, seconds)
         # Drawn apart, so that a seed without reported steps is the same run as ever.
         of_steps = Random(f"steps {seed}")
         world.progress.steps = SimSteps(draw_habits(of_steps), of_steps)
@@ -451,6 +460,9 @@ class ResumeRun:
             world.broken(ResumeRule.FALSE_SUCCESS, "the program has not ended well")
         ended = world.seen.person_ended_at is not None or world.job.state != "RUNNING"
         known = progress.srun_saw_it and world.program.end_was_told()
+        if world.site.living is not None and world.supervisor.stands_until:
+            # It may not have seen what was lost before the training ended, and what after.
+            known = False
         # What a task's own srun says of its step is taken for a person's cancel of this one.
         if code and known and progress.all_done and not (ended or world.is_fooled):
             world.broken(ResumeRule.FALSE_FAILURE, f"exit code {code}")

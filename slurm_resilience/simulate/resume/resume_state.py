@@ -99,6 +99,8 @@ class SupervisorProcess:
     on_signal: Callable[[Any, bool], None] = lambda *_: None
     gone_at: float = float("inf")
     """When it is killed."""
+    stands_until: float = 0.0
+    """Its own thread does nothing before: a file system that it asks does not answer."""
     on_gone: Callable[[], None] = lambda: None
     threads: list[SimThread] = field(default_factory=list)
     running: SimThread | None = None

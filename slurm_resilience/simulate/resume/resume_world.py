@@ -134,6 +134,10 @@ class ResumeWorld:
         until = self.schedule.now + seconds
         if not enough():
             self.schedule.run(until, lambda: enough() or self.is_gone)
+        if self.stands:
+            self.note("the supervisor stands still")
+            self.schedule.run(self.supervisor.stands_until, lambda: self.is_gone)
+            self.note("the supervisor goes on")
         if self.is_gone:
             self.supervisor.on_gone()
             raise SupervisorGone
@@ -153,6 +157,11 @@ class ResumeWorld:
         for thread in self.supervisor.threads:
             thread.end()
         self.supervisor.threads.clear()
+
+    @property
+    def stands(self) -> bool:
+        """True while the supervisor does nothing, and cannot be asked to."""
+        return self.schedule.now < self.supervisor.stands_until
 
     @property
     def is_gone(self) -> bool:
@@ -183,7 +192,7 @@ class ResumeWorld:
         # A node that died unseen is for Slurm and sresctld to notice: srun goes on meanwhile.
         training = self.progress.training
         stalls = training is not None and training.stalls
-        if any(srun.running for srun in self.sruns) and not stalls:
+        if self.stands or (any(srun.running for srun in self.sruns) and not stalls):
             self.seen.busy_at = now
         if now - max(self.seen.busy_at, self.seen.spoke_at) > SILENCE_SECONDS:
             self.broken(ResumeRule.SILENCE, "nothing runs, and the log says nothing of it")
@@ -194,6 +203,11 @@ class ResumeWorld:
             self.broken(ResumeRule.PERSON, f"it was ended at {ended:.1f} s, and still goes on")
         self.companions.look()
         self.schedule.after(LOOK_SECONDS, self.look)
+
+    def stand_still(self, seconds: float) -> None:
+        """Have the supervisor's own thread do nothing for a while."""
+        self.note(f"FAULT: a file system that the supervisor asks stands still for {seconds:.0f} s")
+        self.supervisor.stands_until = self.schedule.now + seconds
 
     def next_pid(self) -> int:
         return next(self._numbers)
@@ -414,7 +428,7 @@ class ResumeWorld:
         """Return whether the supervisor can ask for all that it wants to know."""
         books, now = self.books, self.schedule.now
         answers = now >= max(books.slurmctld_back, books.answers_well)
-        return answers and self.job.state == "RUNNING" and not self.is_gone
+        return answers and self.job.state == "RUNNING" and not (self.is_gone or self.stands)
 
     # -- nodes --------------------------------------------------------------------------------
 

@@ -23,7 +23,7 @@ class ProcessEnd(msgspec.Struct, frozen=True):
     place: str = ""
     """The line at which it raised or called sys.exit; empty: unknown (a signal, os._exit)."""
     error: str = ""
-    """Last line of the traceback."""
+    """The first line of its message."""
     evicted: str = ""
     """The reason why its peers wanted it replaced; empty: they did not."""
     trained: bool = False

@@ -219,6 +219,28 @@ def test_the_same_exception_twice_is_a_bug(run: Run) -> None:
     assert log.read_text() in run.err.replace("sres-run:     ", "")
 
 
+@pytest.mark.parametrize(
+    ("bug", "told"),
+    [
+        (
+            "raise ValueError('CUDA error\\nCompile with DSA')",
+            "exit code 1: ValueError: CUDA error;",
+        ),
+        (
+            "raise ValueError('Errors in Net:\\n\\tsize of a\\n\\tof b')",
+            "Errors in Net: size of a;",
+        ),
+        ("exec('x = = 1')", "exit code 1: SyntaxError: invalid syntax;"),
+        ("sys.exit(ValueError('no data\\nat all'))", "exit code 1: no data;"),
+    ],
+)
+def test_the_line_that_says_what_is_wrong(run: Run, bug: str, told: str) -> None:
+    """The last line of an error's message is advice, or one of many of its kind."""
+    run.start(bug, "--nproc=1", "--standby=0", "--max-restarts=0")
+    assert run.end() == 1, run.err
+    assert told in run.err
+
+
 def test_a_failed_rank_that_does_not_end_is_ended(run: Run) -> None:
     run.start(
         """

@@ -33,6 +33,8 @@ if TYPE_CHECKING:  # typing is not needed to run, and takes time to load
 _PR_SET_PDEATHSIG = 1
 _STOP = 76
 """codes.STOP, which cannot be imported here."""
+_LONGEST = 1000
+"""Characters of an error that are told."""
 
 
 def die_with(parent: int) -> None:
@@ -136,6 +138,32 @@ def _place(error: BaseException) -> str:
     return f"{type(error).__name__} at {where}"
 
 
+def _message(error: BaseException) -> str:
+    """Return an error's message in a line."""
+    lines = traceback.format_exception_only(error)
+    if isinstance(error, SyntaxError):
+        # The place and the text come before it.
+        kind = f"{type(error).__name__}:"
+        lines = [line for line in lines if line.startswith(kind)] or lines
+    return _head("".join(lines))
+
+
+def _said(code: object) -> str:
+    """Return the line of what sys.exit() was given in place of a code."""
+    try:
+        return "" if isinstance(code, int) else _head(str(code))
+    except Exception:
+        return ""
+
+
+def _head(text: str) -> str:
+    """Return the line that says what is wrong: torch's errors go on with advice, and with lists of
+    what the first line announces."""
+    lines = [line.strip() for line in text.splitlines() if line.strip()] or [""]
+    said = " ".join(lines[:2]) if lines[0].endswith(":") else lines[0]
+    return said[:_LONGEST]
+
+
 def _is_usage(error: BaseException) -> bool:
     """Tell whether our own code refuses what the program asked for: it would be refused again."""
     kind = type(error)
@@ -190,14 +218,12 @@ def become(link: socket.socket) -> None:
         _run(order["kind"], argv)
     except SystemExit as end:
         if end.code:
-            said = end.code if isinstance(end.code, str) else ""
-            send(link, place=_place(end), error=said, group=_in_group())
+            send(link, place=_place(end), error=_said(end.code), group=_in_group())
         raise
     except KeyboardInterrupt:
         raise
     except BaseException as error:
-        line = "".join(traceback.format_exception_only(error)).strip().splitlines()[-1]
-        send(link, place=_place(error), error=line[:1000], group=_in_group())
+        send(link, place=_place(error), error=_message(error), group=_in_group())
         if _is_usage(error):
             print(f"sres: {_asked_at(error)}{error}", file=sys.stderr)
             sys.exit(_STOP)

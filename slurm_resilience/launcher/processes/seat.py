@@ -61,7 +61,7 @@ class Seat:
 
         Args:
             place: the line at which it raised.
-            error: last line of the traceback.
+            error: the first line of its message.
         """
         self.place, self.error, self.told_at = place, error, SYSTEM_CLOCK.monotonic()
 

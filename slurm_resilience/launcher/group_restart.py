@@ -109,6 +109,12 @@ class GroupRestart:
         if self.world is not None:
             self.world.over(reason)
 
+    def fails(self, reason: str) -> None:
+        """Note that a rank here says that it fails. The other nodes are told before it has ended:
+        the errors of their ranks come from that, and these may end sooner."""
+        if self.world is not None and self.kind is ProgramKind.GROUP:
+            self.world.over(reason)
+
     def is_next(self) -> bool:
         """Note that no rank is left here. Returns whether the next attempt may begin at once."""
         if self.world is None:

@@ -162,6 +162,8 @@ class Launcher:
             seat.fails(str(word["place"]), str(word["error"]))
             if word.get("group"):
                 self._group.grouped()
+            if self._ending.goes_on:
+                self._group.fails(f"rank {seat.number}: {seat.error or seat.place}")
             # Its exit may wait for a thread that never ends; its seat must not.
             self._loop.call_later(self._job.grace.failed, self._end_stuck, seat, process)
         if "warm" in word:

@@ -40,7 +40,7 @@ class WorldNews(NamedTuple):
     """Every launcher is there. True: for the first time, whatever ranks run; else none has a rank
     of an earlier attempt."""
     on_over: Callable[[GenerationEnd], None]
-    """The attempt is over: end the ranks, and say `ready`."""
+    """The attempt is over by another node's word: end the ranks, and say `ready`."""
     on_done: Callable[[], None]
     """The ranks of all nodes are done."""
     on_failed: Callable[[str], None]
@@ -150,8 +150,10 @@ class LauncherWorld:
             self._loop.call_soon_threadsafe(function, *given)
 
     def _ended(self, end: GenerationEnd) -> None:
-        if self._told != end.generation:
-            self._told = end.generation
+        if self._told == end.generation:
+            return
+        self._told = end.generation
+        if (end.culprit, end.kind) != (self._me.id, "fault"):  # said here, by `over`
             self._tell(self._news.on_over, end)
 
     def _run(self) -> None:

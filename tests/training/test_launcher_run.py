@@ -637,6 +637,30 @@ def test_a_node_that_gives_up_ends_all(two: Nodes) -> None:
     assert "the training ends: rank 2: SIGKILL" in two.err
 
 
+def test_the_first_node_that_fails_is_the_cause(two: Nodes) -> None:
+    """Another node's rank failed for it and ended sooner: its error was taken for the cause, and
+    for a bug when it came again."""
+    two.script.write_text("""
+import atexit, os, sys, time
+from pathlib import Path
+mark = Path(sys.argv[1]) / f"raised.{os.environ['TORCHELASTIC_RESTART_COUNT']}"
+if os.environ["RANK"] == "0":
+    # The last one is called first, when the launcher has been told.
+    atexit.register(time.sleep, 4)
+    atexit.register(mark.touch)
+    raise AssertionError("bug")
+while not mark.exists():
+    time.sleep(0.01)
+time.sleep(2)
+raise ConnectionError("closed by peer")
+""")
+    launchers = [two.start(0), two.start(1)]
+    assert [launcher.wait(60) for launcher in launchers] == [1, 1], two.err
+    assert two.err.count("on another node: rank 0: AssertionError: bug") == 2
+    assert two.err.count("error: the training ends: rank 0") == 2
+    assert two.err.count("all ranks are started again") == 3, two.err
+
+
 def test_a_node_that_is_done_starts_again_with_the_others(two: Nodes) -> None:
     """As under torchrun: no node is done before all are."""
     launchers = [two.start(0), two.start(1)]

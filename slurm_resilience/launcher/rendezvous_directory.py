@@ -28,12 +28,16 @@ from slurm_resilience.mesh.rendezvous import (
     next_training,
     shared_home,
 )
+from slurm_resilience.mesh.speaker_files import read_plain
+from slurm_resilience.wire.frames import UNREADABLE
 
 _PREFIX = "sres-run-"
 _FRESH_SECONDS = 60.0
 """Seconds in which a directory may belong to a process that has not locked it yet."""
 _ENDING_SECONDS, _LOOK_SECONDS, _CONNECT_SECONDS = 5.0, 0.2, 1.0
 """Ranks of a launcher that was killed may live for so long when the next one begins."""
+_ROOM_BYTES = 256 * 1024
+"""A private directory has room for: the ranks' entries, a page each, and a socket."""
 _LONGEST = 80
 """A unix socket's path has 108 bytes at most."""
 
@@ -61,10 +65,25 @@ def private_directory() -> Path:
             with suppress(OSError):
                 _clean(Path(parent))
                 made = Path(tempfile.mkdtemp(prefix=_PREFIX, dir=parent))
+                if not _has_room(made):
+                    continue
                 # Held until this process and its guard have ended, however they end.
                 fcntl.flock(os.open(made, os.O_RDONLY | os.O_DIRECTORY), fcntl.LOCK_EX)
                 return made
-    raise SresError("no directory for private files: make /dev/shm, $TMPDIR or /tmp writable")
+    raise SresError("no directory for private files: make room in /dev/shm, $TMPDIR or /tmp")
+
+
+def _has_room(made: Path) -> bool:
+    """Tell whether a fresh directory can be used: one can be made where all is full. Else remove
+    it."""
+    probe = made / "room"
+    try:
+        probe.write_bytes(bytes(_ROOM_BYTES))
+    except OSError:
+        remove(made)
+        return False
+    probe.unlink()
+    return True
 
 
 def _clean(parent: Path) -> None:
@@ -123,9 +142,11 @@ def choose(
         )
     if backend == "peers":
         if not shared and not here.alone:
+            is_name = bool(endpoint) and not set(endpoint or "") & set(",:")
+            directory_too = f"; if {endpoint} is a directory, write ./{endpoint}" if is_name else ""
             raise UsageError(
                 "--rdzv-backend=peers: several nodes need a common secret: give --secret-file FILE "
-                "or $SRES_SECRET (openssl rand -hex 32)"
+                f"or $SRES_SECRET (openssl rand -hex 32){directory_too}"
             )
         nodes = addresses(endpoint) if endpoint else _slurm(environment, here)
         if len(nodes) != here.nodes.most:
@@ -181,8 +202,9 @@ def _directory(environment: Mapping[str, str], here: NodeRank, endpoint: str | N
             "where do the nodes meet? Give --rdzv-backend=dir --rdzv-endpoint=DIRECTORY (shared) "
             "or --rdzv-backend=peers --rdzv-endpoint=HOST,HOST --secret-file=FILE"
         )
-    directory = Path(base).absolute() / "run" / run
+    directory = Path(base) / "run" / run
     try:
+        directory = directory.absolute()
         directory.mkdir(mode=0o700, parents=True, exist_ok=True)
     except OSError as error:
         raise UsageError(f"{directory}: {error.strerror}; --rdzv-endpoint=DIRECTORY") from None
@@ -232,8 +254,8 @@ def is_complete(meet: str) -> bool:
 
 def _outcome(meet: Path) -> TrainingOutcome | None:
     try:
-        return msgspec.json.decode((meet / "outcome").read_bytes(), type=TrainingOutcome)
-    except (OSError, msgspec.DecodeError, UnicodeDecodeError):
+        return msgspec.json.decode(read_plain(meet / "outcome"), type=TrainingOutcome)
+    except (OSError, *UNREADABLE):
         return None
 
 
@@ -297,7 +319,7 @@ def next_incarnation(rendezvous: RendezvousDirectory, seat: int, last: int) -> i
         return last + 1
     file = rendezvous.directory / "seats" / str(seat)
     with suppress(OSError, ValueError):
-        last = max(last, int(file.read_text(encoding="ascii")))
+        last = max(last, int(read_plain(file)))
     with suppress(OSError):
         file.parent.mkdir(mode=0o700, exist_ok=True)
         fresh = file.with_name(f".{seat}.{os.getpid()}")

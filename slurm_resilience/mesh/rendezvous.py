@@ -417,9 +417,11 @@ def note_passed(passed: Path | None) -> None:
 
 @contextlib.contextmanager
 def _draft(path: Path) -> Iterator[Path]:
-    """Leave no draft behind: on a full disk, one is made, and is empty."""
+    """Leave no draft behind: on a full disk, one is made, and is empty. An error names it."""
     try:
         yield path
+    except OSError as error:
+        raise OSError(error.errno, error.strerror, error.filename or str(path)) from None
     finally:
         with contextlib.suppress(OSError):
             path.unlink()

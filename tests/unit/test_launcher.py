@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import os
 import shutil
@@ -42,6 +43,7 @@ from slurm_resilience.launcher.processes.child_environment import (
 from slurm_resilience.launcher.rendezvous_directory import (
     RendezvousDirectory,
     choose,
+    is_complete,
     next_incarnation,
 )
 from slurm_resilience.launcher.restart_policy import ProcessEnd, RestartRules, judge
@@ -259,6 +261,7 @@ class TestMeeting:
             ("peers", None, SECRET, "--rdzv-endpoint"),
             (None, None, "", "--rdzv-backend=dir"),
             ("c10d", "n1:29400", "", "--rdzv-backend=dir"),
+            (None, "shared", "", "write ./shared"),
         ],
     )
     def test_not_enough_to_go_by(
@@ -284,6 +287,25 @@ class TestMeeting:
         assert found.secret == SECRET
         with pytest.raises(UsageError, match="No such file"):
             choose({}, here("2"), 1, tmp_path, "peers", "a,b", str(tmp_path / "none"))
+
+    def test_a_pipe_is_not_waited_for(self, tmp_path: Path) -> None:
+        (tmp_path / "seats").mkdir()
+        os.mkfifo(tmp_path / "seats" / "0")
+        os.mkfifo(tmp_path / "outcome")
+        shared = RendezvousDirectory("dir:x", directory=tmp_path)
+        assert next_incarnation(shared, 0, -1) == 0
+        assert next_incarnation(shared, 0, -1) == 1, "a file has taken its place"
+        assert not is_complete(f"dir:{tmp_path}")
+
+    def test_a_directory_that_is_gone_is_told_in_a_line(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        gone = tmp_path / "gone"
+        gone.mkdir()
+        monkeypatch.chdir(gone)
+        gone.rmdir()
+        with pytest.raises(UsageError, match="shared/run/r: No such file"):
+            choose({}, here("2"), 1, tmp_path, "dir", "./shared")
 
     def test_incarnations_outlive_the_launcher(self, tmp_path: Path) -> None:
         shared = RendezvousDirectory("dir:x", directory=tmp_path)
@@ -378,6 +400,27 @@ def test_what_killed_launchers_left_is_removed(
     os.close(handle)
     rendezvous_directory._clean(tmp_path)
     assert [path.name for path in tmp_path.iterdir()] == ["other-program"]
+
+
+def test_private_files_lie_where_there_is_room(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A full /dev/shm takes a directory, but nothing in it."""
+    full: list[Path] = []
+    write = Path.write_bytes
+
+    def refuse(path: Path, data: bytes) -> int:
+        if path.is_relative_to("/dev/shm"):
+            full.append(path)
+            raise OSError(errno.ENOSPC, "No space left on device")
+        return write(path, data)
+
+    monkeypatch.setattr(Path, "write_bytes", refuse)
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    monkeypatch.setattr(rendezvous_directory, "_LONGEST", 1000)
+    made = rendezvous_directory.private_directory()
+    assert made.parent == tmp_path
+    assert full and not full[0].parent.exists()
 
 
 class TestVerdict:

@@ -60,6 +60,18 @@ def test_a_first_process_needs_the_directory(tmp_path: Path) -> None:
         RendezvousEntry(Full(tmp_path), first).begin()
 
 
+def test_an_error_names_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A write on a full disk names none."""
+
+    def refuse(path: Path, data: bytes) -> int:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(Path, "write_bytes", refuse)
+    first = Peer("first", 0, node="n", host="127.0.0.1")
+    with pytest.raises(OSError, match=f"No space left on device: '{tmp_path}/peers/first@n.new'"):
+        RendezvousEntry(SharedDirectory(tmp_path), first).begin()
+
+
 def test_a_directory_that_was_removed(tmp_path: Path) -> None:
     """Those that go on make it anew, with the same secret, before one that is lost is replaced."""
     place = tmp_path / "mesh"

@@ -112,7 +112,7 @@ class GroupRestart:
     def fails(self, reason: str) -> None:
         """Note that a rank here says that it fails. The other nodes are told before it has ended:
         the errors of their ranks come from that, and these may end sooner."""
-        if self.world is not None and self.kind is ProgramKind.GROUP:
+        if self.world is not None and self.is_lost(()):
             self.world.over(reason)
 
     def is_next(self) -> bool:

@@ -25,10 +25,10 @@ from slurm_resilience.launcher.launcher_world import LauncherWorld, WorldNews
 from slurm_resilience.launcher.processes.child_environment import common, of_rank
 from slurm_resilience.launcher.processes.children import Children
 from slurm_resilience.launcher.processes.output import tail
-from slurm_resilience.launcher.processes.process import Process, ProcessSpec
+from slurm_resilience.launcher.processes.process import Process, ProcessOrigin, ProcessSpec
 from slurm_resilience.launcher.processes.reaper import Reaper
 from slurm_resilience.launcher.processes.seat import Seat, TrainingStage
-from slurm_resilience.launcher.processes.standbys import Standbys
+from slurm_resilience.launcher.processes.standbys import IMPORT_SECONDS, Standbys
 from slurm_resilience.launcher.processes.warm_interpreter import WarmInterpreter
 from slurm_resilience.launcher.rendezvous_directory import is_complete, next_incarnation
 from slurm_resilience.launcher.restart_policy import ProcessEnd, RestartDecision, judge
@@ -183,11 +183,28 @@ class Launcher:
             self._listen(reaped=process)  # its last words
             if self._group.is_ending:
                 self._left(seat, code)
-                return
-            complete = code != exit_codes.DONE and is_complete(self._job.rendezvous.meet)
-            self._vacated(seat, seat.end(code, is_complete=complete))
+            elif process.origin is ProcessOrigin.STANDBY and self._ending.goes_on:
+                self._died_importing(seat, code)
+            else:
+                complete = code != exit_codes.DONE and is_complete(self._job.rendezvous.meet)
+                self._vacated(seat, seat.end(code, is_complete=complete))
         elif not self._warm.died(process) and self._standbys.died(process):
-            say(f"standby processes end with {exit_codes.describe(code)}: no more of them")
+            self._say_no_standbys(code)
+
+    def _died_importing(self, seat: Seat, code: int) -> None:
+        """Fill a seat again whose standby never came to the program: that says nothing of it."""
+        say(f"rank {seat.number}: the standby ended in its imports: {exit_codes.describe(code)}")
+        seat.leave()
+        if self._standbys.died_on_seat():
+            self._say_no_standbys(code)
+        self._fill(seat)
+
+    def _say_no_standbys(self, code: int) -> None:
+        say(f"standby processes end with {exit_codes.describe(code)}: no more of them")
+
+    def _end_importing(self, seat: Seat, process: Process) -> None:
+        if seat.process is process and process.origin is ProcessOrigin.STANDBY:
+            process.signal(signal.SIGKILL)
 
     def _seat_of(self, process: Process) -> Seat | None:
         return next((seat for seat in self._seats if seat.process is process), None)
@@ -239,6 +256,8 @@ class Launcher:
             how = f"(process {process.pid}, incarnation {incarnation})"
             say(f"rank {seat.number}: {origin.value} {how}")
         if standby is not None:
+            if origin is ProcessOrigin.STANDBY:
+                self._loop.call_later(IMPORT_SECONDS, self._end_importing, seat, process)
             self._standbys.soon()
 
     def _refused(self, seat: Seat, error: str) -> None:

@@ -153,6 +153,29 @@ def test_a_warm_standby_takes_the_seat(run: Run) -> None:
     assert run.end() == 0
 
 
+def test_a_standby_that_dies_in_its_imports_costs_the_seat_nothing(run: Run) -> None:
+    """It was counted as a failure of the program, and so were the next ten."""
+    waits = "import os, pathlib, time\nwhile not pathlib.Path(os.environ['MARK']).exists():\n"
+    (run.directory / "dying.py").write_text(f"{waits}    time.sleep(0.01)\nos._exit(5)\n")
+    mark = run.directory / "taken"
+    run.start(
+        'write("up")\nwait("go")\n',
+        *("--nproc-per-node=1", "--standby=1", "--standby-import=dying", "--max-restarts=1"),
+        env={"PYTHONPATH": str(run.directory), "MARK": str(mark)},
+    )
+    first = run.read("up.0.0")
+    assert run.process is not None
+    launcher = psutil.Process(run.process.pid)
+    until(lambda: any("dying" in p.cmdline() for p in launcher.children()), "a standby")
+    os.kill(first["pid"], signal.SIGKILL)
+    until(lambda: "rank 0: a standby (process" in run.err, "it has the seat")
+    mark.touch()
+    run.read("up.0.2")
+    run.touch("go")
+    assert run.end() == 0, run.err
+    assert "rank 0: the standby ended in its imports: exit code 5" in run.err
+
+
 def test_the_program_is_as_python_would_start_it(run: Run) -> None:
     (run.directory / "neighbour.py").write_text("class Thing: pass\n")
     run.start(

@@ -20,6 +20,8 @@ FIRST_PAUSE_SECONDS = 10.0
 """Seconds after the start."""
 DEATHS = 3
 """So many in a row, and there are no more."""
+IMPORT_SECONDS = 300.0
+"""One that has a seat may import for so long: shared file systems are slow at times."""
 
 
 class Standbys:
@@ -49,8 +51,10 @@ class Standbys:
         self._timer: asyncio.TimerHandle | None = None
 
     def take(self) -> Process | None:
-        """Take a warm one if there is one; a half-warm one is still ahead of a new process."""
-        best = next((p for p in self._waiting if p.warm), next(iter(self._waiting), None))
+        """Take a warm one if there is one; a half-warm one is still ahead of a new process, unless
+        the last one died."""
+        half_warm = None if self._deaths else next(iter(self._waiting), None)
+        best = next((p for p in self._waiting if p.warm), half_warm)
         if best is not None:
             self._waiting.remove(best)
         return best
@@ -80,6 +84,11 @@ class Standbys:
         if process not in self._waiting:
             return False
         self._waiting.remove(process)
+        return self._another_death()
+
+    def died_on_seat(self) -> bool:
+        """Note that one which was given a seat has ended in its imports. Return whether it was the
+        last straw."""
         return self._another_death()
 
     def dismiss(self) -> None:

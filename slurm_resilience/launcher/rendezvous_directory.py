@@ -10,9 +10,10 @@ import shutil
 import socket
 import tempfile
 import threading
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
+from typing import TypeVar
 
 import msgspec
 
@@ -31,6 +32,8 @@ from slurm_resilience.mesh.rendezvous import (
 from slurm_resilience.mesh.speaker_files import read_plain
 from slurm_resilience.wire.frames import UNREADABLE
 
+T = TypeVar("T")
+
 _PREFIX = "sres-run-"
 _FRESH_SECONDS = 60.0
 """Seconds in which a directory may belong to a process that has not locked it yet."""
@@ -38,6 +41,10 @@ _ENDING_SECONDS, _LOOK_SECONDS, _CONNECT_SECONDS = 5.0, 0.2, 1.0
 """Ranks of a launcher that was killed may live for so long when the next one begins."""
 _ROOM_BYTES = 256 * 1024
 """A private directory has room for: the ranks' entries, a page each, and a socket."""
+_HANG_SECONDS = 2.0
+"""A shared directory that answers later hangs."""
+_COUNTING = threading.Lock()
+"""Held while a seat's number is written: one that comes late must not undo a later one."""
 _LONGEST = 80
 """A unix socket's path has 108 bytes at most."""
 
@@ -248,7 +255,7 @@ def _living(meet: Path, seats: range) -> Peer | None:
 def is_complete(meet: str) -> bool:
     """Tell whether the training that meets here (`SRES_MEET`) is complete, as far as is known."""
     kind, _, path = meet.partition(":")
-    ended = _outcome(Path(path)) if kind == "dir" else None
+    ended = _not_for_long(lambda: _outcome(Path(path)), None) if kind == "dir" else None
     return ended is not None and ended.code == exit_codes.DONE
 
 
@@ -318,14 +325,38 @@ def next_incarnation(rendezvous: RendezvousDirectory, seat: int, last: int) -> i
     if rendezvous.directory is None:
         return last + 1
     file = rendezvous.directory / "seats" / str(seat)
-    with suppress(OSError, ValueError):
-        last = max(last, int(read_plain(file)))
-    with suppress(OSError):
-        file.parent.mkdir(mode=0o700, exist_ok=True)
-        fresh = file.with_name(f".{seat}.{os.getpid()}")
-        fresh.write_text(f"{last + 1}\n", encoding="ascii")
-        fresh.replace(file)
+    if last < 0:
+        return _count(file, last)
+    # This launcher has read it before, and knows the number.
+    return _not_for_long(lambda: _count(file, last), last + 1)
+
+
+def _count(file: Path, last: int) -> int:
+    """Return the number after this one, and after the one that is written down; write it down."""
+    with _COUNTING:
+        with suppress(OSError, ValueError):
+            last = max(last, int(read_plain(file)))
+        with suppress(OSError):
+            file.parent.mkdir(mode=0o700, exist_ok=True)
+            fresh = file.with_name(f".{file.name}.{os.getpid()}")
+            fresh.write_text(f"{last + 1}\n", encoding="ascii")
+            fresh.replace(file)
     return last + 1
+
+
+def _not_for_long(look: Callable[[], T], otherwise: T) -> T:
+    """Return the result of a look into the shared directory, which may hang: a launcher that waited
+    for it would pass no signal on, and see no rank end.
+
+    Args:
+        look: raises nothing.
+        otherwise: the result where it takes too long.
+    """
+    result = [otherwise]
+    thread = threading.Thread(target=lambda: result.append(look()), daemon=True)
+    thread.start()
+    thread.join(_HANG_SECONDS)
+    return result[-1]
 
 
 def remove(directory: Path) -> None:

@@ -307,6 +307,27 @@ class TestMeeting:
         with pytest.raises(UsageError, match="shared/run/r: No such file"):
             choose({}, here("2"), 1, tmp_path, "dir", "./shared")
 
+    def test_a_directory_that_hangs_is_not_waited_for(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """A launcher that waits for it passes no signal on, and sees no rank end."""
+        shared = RendezvousDirectory("dir:x", directory=tmp_path)
+        assert next_incarnation(shared, 0, -1) == 0
+        answers, read = threading.Event(), rendezvous_directory.read_plain
+
+        def hang(path: Path) -> bytes:
+            assert answers.wait(60)
+            return read(path)
+
+        monkeypatch.setattr(rendezvous_directory, "read_plain", hang)
+        monkeypatch.setattr(rendezvous_directory, "_HANG_SECONDS", 0.05)
+        assert [next_incarnation(shared, 0, last) for last in (0, 1)] == [1, 2]
+        assert not is_complete(f"dir:{tmp_path}")
+        answers.set()
+        monkeypatch.setattr(rendezvous_directory, "_HANG_SECONDS", 60.0)
+        assert next_incarnation(shared, 0, 2) == 3
+        assert (tmp_path / "seats" / "0").read_text() == "3\n"
+
     def test_incarnations_outlive_the_launcher(self, tmp_path: Path) -> None:
         shared = RendezvousDirectory("dir:x", directory=tmp_path)
         assert [next_incarnation(shared, 3, last) for last in (-1, 0, -1, -1)] == [0, 1, 2, 3]

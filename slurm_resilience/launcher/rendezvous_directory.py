@@ -30,7 +30,6 @@ from slurm_resilience.mesh.rendezvous import (
     shared_home,
 )
 from slurm_resilience.mesh.speaker_files import read_plain
-from slurm_resilience.wire.frames import UNREADABLE
 
 T = TypeVar("T")
 
@@ -262,7 +261,7 @@ def is_complete(meet: str) -> bool:
 def _outcome(meet: Path) -> TrainingOutcome | None:
     try:
         return msgspec.json.decode(read_plain(meet / "outcome"), type=TrainingOutcome)
-    except (OSError, *UNREADABLE):
+    except (OSError, msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         return None
 
 

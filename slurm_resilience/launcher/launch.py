@@ -465,9 +465,10 @@ class Launcher:
             say(f"on another node: {end.reason}")
             self._end_all(end.reason)
 
-    def _no_more(self, reason: str) -> None:
+    def _no_more(self, reason: str, is_left: bool = False) -> None:
         if self._ending.goes_on and self._group.kind is not ProgramKind.RECOVERS:
-            say(f"error: the training ends: {reason}")
+            what = "this node's launcher ends" if is_left else "the training ends"
+            say(f"error: {what}: {reason}")
             self._ending.decision = RestartDecision("end", reason, 1)
             self._end_ranks()
             self._look_for_the_end()

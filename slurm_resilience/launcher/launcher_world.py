@@ -43,8 +43,9 @@ class WorldNews(NamedTuple):
     """The attempt is over by another node's word: end the ranks, and say `ready`."""
     on_done: Callable[[], None]
     """The ranks of all nodes are done."""
-    on_failed: Callable[[str], None]
-    """There will be no more attempts."""
+    on_failed: Callable[[str, bool], None]
+    """There will be no more attempts. True: here; the other nodes go on, or wait for another
+    launcher."""
 
 
 class _Order(NamedTuple):
@@ -175,6 +176,6 @@ class LauncherWorld:
             if phase == "done":
                 self._tell(self._news.on_done)
             else:
-                self._tell(self._news.on_failed, f"the other nodes did not come: {error}")
+                self._tell(self._news.on_failed, f"the other nodes did not come: {error}", False)
         except (Stopped, WireError, SresError) as error:
-            self._tell(self._news.on_failed, str(error))
+            self._tell(self._news.on_failed, str(error), bool(self._mesh.evicted))

@@ -46,7 +46,11 @@ class Launchers:
         me = Peer(
             f"{seat}.{incarnation}", seat, incarnation, f"n{seat}", host=host, seats=self.seats
         )
-        news = WorldNews(note("begun"), note("over"), note("done"), note("failed"))
+
+        def failed(_: str, is_left: bool) -> None:
+            note("left" if is_left else "failed")()
+
+        news = WorldNews(note("begun"), note("over"), note("done"), failed)
         loop = asyncio.get_running_loop()
         world = LauncherWorld(loop, SharedDirectory(self.place), me, 1.0, news)
         self.worlds[seat] = world
@@ -208,5 +212,20 @@ def test_a_world_that_is_over_elsewhere_is_told_once(tmp_path: Path) -> None:
             world.ready()
         await launchers.all_told("begun", 2)
         assert launchers.told[0].count("over") == 1
+
+    run(story, tmp_path, 2)
+
+
+def test_a_launcher_that_is_left_knows_that_the_others_go_on(tmp_path: Path) -> None:
+    async def story(launchers: Launchers) -> None:
+        for seat in (0, 1):
+            launchers.start(seat)
+        await launchers.all_told("begun")
+        left, told = launchers.worlds[1], launchers.told[1]
+        launchers.start(1, incarnation=1)
+        left.ready()
+        await launchers.wait(lambda: told[-1] in ("left", "failed"))
+        assert told[-1] == "left"
+        left.close()
 
     run(story, tmp_path, 2)

@@ -16,6 +16,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from slurm_resilience.launcher import batch_directory, exit_codes, flags
 from slurm_resilience.launcher.control_socket import ControlSocket
 from slurm_resilience.launcher.group_restart import GroupRestart, ProgramKind
@@ -299,6 +301,9 @@ class Launcher:
         if cause is not seat:
             end = seat.blame(cause)
         decision = judge(self._ends_of_all() if as_group else tuple(seat.ends), self._job.rules)
+        if as_group:
+            reason = decision.reason + self._ended_before()
+            decision = msgspec.structs.replace(decision, reason=reason)
         if decision.do in ("done", "failed"):
             if decision.do == "failed":
                 say(f"error: rank {seat.number}: {decision.reason}: it is not started again")
@@ -330,6 +335,11 @@ class Launcher:
             return seat  # killed: the others' errors come from that
         alive = [one for one in self._seats if one.process is not None]
         return min([seat, *alive], key=lambda one: one.told_at)
+
+    def _ended_before(self) -> str:
+        """Tell of ranks that were done when another one failed: it may have waited for them."""
+        done = ", ".join(str(seat.number) for seat in self._seats if seat.done)
+        return f" (after rank {done} had ended with exit code 0)" if done else ""
 
     def _sitting(self) -> list[int]:
         """Return the process ids of the ranks."""

@@ -264,6 +264,20 @@ def test_the_line_that_says_what_is_wrong(run: Run, bug: str, told: str) -> None
     assert told in run.err
 
 
+def test_a_rank_that_ended_before_the_others_is_told_of(run: Run) -> None:
+    """One that has fewer batches than the others ends well, and their group with it."""
+    run.start(
+        "write('up')\nif seat == 1:\n    wait('gone')\n    raise ConnectionError('closed by peer')",
+        *("--nproc=2", "--standby=0", "--restart=all", "--max-restarts=0"),
+    )
+    first = run.read("up.0.0")
+    until(lambda: not psutil.pid_exists(first["pid"]), "the launcher has seen its end")
+    run.touch("gone")
+    assert run.end() == 1, run.err
+    assert "ConnectionError: closed by peer; replaced 0 times within 3600 s" in run.err
+    assert "(after rank 0 had ended with exit code 0)" in run.err
+
+
 def test_a_failed_rank_that_does_not_end_is_ended(run: Run) -> None:
     run.start(
         """

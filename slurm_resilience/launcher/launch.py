@@ -44,6 +44,9 @@ _RETRY_SECONDS = 1.0
 """Seconds until the next attempt when the system refuses a process."""
 _REFUSED_SECONDS = 60.0
 """It may do so for so long before that counts as one replacement."""
+_FAILING_SECONDS = 1.0
+"""After a rank has said that it fails, until the other nodes are told, unless it has ended. Where
+one of theirs was killed, that is known sooner, and is the cause."""
 _LOOK_SECONDS, _MAX_LOOK_SECONDS = 1.0, 30.0
 """Between two looks whether the ranks are in a process group, twice as long each time."""
 _NOT_FOR_RANKS = ("SRES_SECRET", "SRES_SEATS_HERE", HOLD)
@@ -164,12 +167,15 @@ class Launcher:
             seat.fails(str(word["place"]), str(word["error"]))
             if word.get("group"):
                 self._group.grouped()
-            if self._ending.goes_on:
-                self._group.fails(f"rank {seat.number}: {seat.error or seat.place}")
+            self._loop.call_later(_FAILING_SECONDS, self._fails_slowly, seat, process)
             # Its exit may wait for a thread that never ends; its seat must not.
             self._loop.call_later(self._job.grace.failed, self._end_stuck, seat, process)
         if "warm" in word:
             self._standbys.warm()
+
+    def _fails_slowly(self, seat: Seat, process: Process) -> None:
+        if seat.process is process and self._ending.goes_on:
+            self._group.fails(f"rank {seat.number}: {seat.error or seat.place}")
 
     def _end_stuck(self, seat: Seat, process: Process) -> None:
         if seat.process is process:

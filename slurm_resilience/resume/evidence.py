@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 
 import msgspec
 
@@ -48,6 +48,7 @@ def gather_evidence(
     ends = step.reports.ends()
     faulty = end.faulty | _faulty(context)
     silent: dict[str, str] = {}
+    taken = end.taken
     state = context.allocation.job.state
     # A program that ended well, or was ended, does not wait for Slurm's answers.
     reported = end.word is EndWord.TRAINING
@@ -66,8 +67,12 @@ def gather_evidence(
     if asks and state == "RUNNING" and not (cancelled or reported):
         if not faulty:
             # A node may be at fault, and neither Slurm nor sresctld has said so yet.
-            unused = _give_up_unused(context, end)
+            unused = {*_give_up_unused(context, end), *taken}
+            booted = context.allocation.boot_times(nodes)
             faulty = _wait_for_diagnosis(context, tuple(n for n in nodes if n not in unused))
+            taken = (*taken, *_taken(context, end, booted, faulty))
+            context.allocation.suspects.update(taken)
+            faulty = {name: why for name, why in faulty.items() if name not in taken}
         fine = [name for name in nodes if name not in faulty]
         silent = _silent(context, [name for name in _not_launched(end) if name in fine], fine)
         state = context.allocation.refresh()
@@ -102,9 +107,34 @@ def gather_evidence(
         unanswered=_is_unanswered(end),
         not_launched=_not_launched(end),
         silent=silent,
+        taken=taken,
         threadless=_is_unanswered(end) and not end.step.had_threads,
         refused=end.step.refused if end.code != 0 else "",
     )
+
+
+def _taken(
+    context: SupervisorContext, end: StepEnd, booted: Mapping[str, str], faulty: Collection[str]
+) -> tuple[str, ...]:
+    """Return those of the nodes without fault that a person has taken out of the job: Slurm killed
+    the tasks there, and srun was told of it."""
+    if not faulty:
+        return ()
+    told = {name for part in end.parts or (end.step,) for name in _ended_on(part)}
+    suspects = [name for name in faulty if name in told]
+    if not suspects:
+        return ()
+    from slurm_resilience.resume.allocation.taken_nodes import taken_by_person  # late: as below
+
+    return taken_by_person(context, booted, suspects, context.allocation.user_stop)
+
+
+def _ended_on(step: SrunStep) -> set[str]:
+    """Return the nodes of which was told that tasks ended there, and which Slurm has not given
+    up."""
+    ended = tuple(step.ended_tasks)  # a copy: it grows in another thread
+    told = {name for tasks in ended for name in tasks.nodes}
+    return (told | {end.node for end in step.reports.ends()}) - set(step.failed_nodes)
 
 
 def _is_unanswered(end: StepEnd) -> bool:

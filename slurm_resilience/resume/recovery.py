@@ -265,19 +265,25 @@ class Recovery:
         """Choose the way on, and claim its nodes: two supervised sruns of the job that lose nodes
         in one moment would both take the same spare."""
         context, allocation = self._context, self._context.allocation
-        own = allocation.own_nodes
+        own, taken = allocation.own_nodes, history[-1].taken
 
         def decide() -> tuple[Plan, tuple[str, ...]]:
             if allocation.claims.are_shared:
                 allocation.look()
             facts = self._facts(swap_failed, doubtful)
+            if taken:
+                facts = msgspec.structs.replace(facts, taken_nodes=taken)
             chosen = plan(cause, facts, history, context.limits)
             if chosen.kind in ("requeue", "stop"):
                 return chosen, ()
             left = {*cause.nodes, *chosen.leave}
             return chosen, chosen.nodes or tuple(name for name in own if name not in left)
 
-        return allocation.claims.choose(decide, own)
+        chosen = allocation.claims.choose(decide, own)
+        if taken and chosen.kind == "relaunch" and chosen.nodes:
+            # No later exchange may undo what the person did.
+            self.step_size = min(self.step_size, len(chosen.nodes))
+        return chosen
 
     def _facts(self, swap_failed: str, doubtful: Iterable[str] = ()) -> PlanFacts:
         facts = self._context.allocation.facts(self.step_size, swap_failed)

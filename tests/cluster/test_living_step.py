@@ -172,6 +172,17 @@ def test_a_sick_node_is_left_while_it_still_works(
     finish(run, wait_for)
 
 
+def test_a_node_that_a_person_takes_out_of_the_job_stays_out(
+    start: Callable[..., Run], wait_for: WaitFor
+) -> None:
+    run = start()
+    run.lab.run(["scontrol", "update", f"jobid={run.id}", "numnodes=3"], check=True)
+    wait_for(lambda: "a person took it out" in run.text(), 30, run)
+    wait_for(lambda: run.world(0) == 3, 30, run)
+    finish(run, wait_for)
+    assert "healed" not in run.text() and not run.event("joining"), run
+
+
 def test_rank_0_s_node_and_another_one_die_together(
     start: Callable[..., Run], wait_for: WaitFor
 ) -> None:

@@ -263,6 +263,19 @@ def test_a_failed_program_runs_on_other_nodes_where_it_has_some_no_more() -> Non
     assert plan(PROGRAM, fewer, stuck, LIMITS).kind == "stop"
 
 
+def test_no_node_is_got_for_one_that_a_person_took_out_of_the_job() -> None:
+    cause = classify(ending(code=137, taken=("n3",)))
+    assert (cause.kind, cause.category) == ("program", Category.USER)
+    seen = facts(own_nodes=NODES, job_nodes=NODES[:2], taken_nodes=("n3",))
+    history = (ending(progressed=True, taken=("n3",)),)
+    chosen = plan(cause, seen, history, LIMITS)
+    assert chosen.kind == "stop" and "a person took out" in chosen.reason
+    fewer = msgspec.structs.replace(seen, min_nodes=2)
+    assert plan(cause, fewer, history, LIMITS).nodes == NODES[:2]
+    spare = msgspec.structs.replace(seen, job_nodes=("n1", "n2", "n4"))
+    assert plan(cause, spare, history, LIMITS).nodes == ("n1", "n2", "n4")
+
+
 @pytest.mark.parametrize(
     ("history", "kind"),
     [

@@ -55,6 +55,7 @@ from slurm_resilience.resume.live_step.live_plan import (
     JOIN_SECONDS,
     LIVE_STEP_TRANSITIONS,
     LOOK_SECONDS,
+    TAKEN_SECONDS,
     LivePlan,
     LiveStepState,
 )
@@ -648,3 +649,52 @@ def test_newcomers_that_wait_for_others_are_told_of(script: Script) -> None:
     watch = StallWatch()
     looks = [watch.look(event, frozenset(), 30.0 * n, is_over=False) for n in range(4)]
     assert looks == [None, None, (2, 3), None]
+
+
+def taken_out(script: Script) -> tuple[Action, ...]:
+    """A person takes n3 out of the job, whose only task Slurm kills."""
+    script.tell(TasksDied(0, (2,), "Killed"))
+    script.see((0, 1, 3))
+    assert only(script.tell(Tick(), LIMITS.diagnosis_wait), StartSearch).kind is SearchKind.TASKS
+    return script.tell(SearchEnded(SearchKind.TASKS, FoundNodes(JOIN, taken={"n3": "taken"})))
+
+
+def test_a_node_that_a_person_took_out_of_the_job_gets_no_other_in_its_place(
+    script: Script,
+) -> None:
+    empty = only(taken_out(script), SayEmpty)
+    assert (empty.seats, empty.reason) == ((2,), "taken")
+    script.generation = 2
+    script.see((0, 1, 3))
+    assert script.plan.state is S.DEGRADED
+    assert script.tell(Tick(), LIMITS.swap_wait) == (), "the others go on for good"
+    # What becomes of it is none of this step's business.
+    assert script.lose(DEAD) == script.lose(SICK) == ()
+    # For another node one is looked for, and no more.
+    search = only(script.lose(FaultyNode("n2", "no beat", True)), StartSearch)
+    assert (search.living_nodes, search.step_size) == (("n1", "n4"), 3)
+
+
+def test_where_the_others_cannot_go_on_without_it_the_step_ends(script: Script) -> None:
+    taken_out(script)
+    assert script.tell(Tick(), TAKEN_SECONDS) == ()
+    ended = only(script.tell(Tick(), 1.0), EndSteps)
+    assert ended.reason == f"no seat has stepped for {TAKEN_SECONDS + 1:.0f} s"
+
+
+def test_a_program_that_needs_all_its_nodes_ends_without_the_one_that_was_taken() -> None:
+    ended = only(taken_out(Script(needs_all=True)), EndSteps)
+    assert "taken" in ended.reason
+
+
+def test_the_other_tasks_of_a_node_that_was_taken_out_need_no_search() -> None:
+    slots = tuple(
+        NodeSlot(rank, node, (2 * rank, 2 * rank + 1)) for rank, node in enumerate(("n1", "n2"))
+    )
+    plan = LivePlan(SeatMap(slots, 4, 1, False), LIMITS)
+    plan.step(TasksDied(0, (2,), "Killed"), 0.0)
+    plan.step(Tick(), LIMITS.diagnosis_wait)
+    plan.step(TasksDied(0, (3,), "Killed"), 1.5)
+    found = FoundNodes(JOIN, taken={"n2": "taken"})
+    assert only(plan.step(SearchEnded(SearchKind.TASKS, found), 3.0), SayEmpty).seats == (2,)
+    assert only(plan.step(Tick(), 5.0), SayEmpty).seats == (3,)

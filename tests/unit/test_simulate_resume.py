@@ -12,6 +12,7 @@ from click.testing import CliRunner
 from slurm_resilience.cli.simulate import simulate as command
 from slurm_resilience.errors import UsageError
 from slurm_resilience.resume import evidence, fence, recovery, report, supervisor
+from slurm_resilience.resume.allocation import taken_nodes
 from slurm_resilience.resume.allocation.allocation import Allocation
 from slurm_resilience.resume.allocation.claims import NodeClaims
 from slurm_resilience.resume.decide import plan
@@ -440,6 +441,11 @@ MUTATIONS: dict[str, tuple[ResumeRule, tuple[ResumeFault, ...], tuple[Patch, ...
         (Kind.SLURMD_AWAY,),
         ((evidence, "_silent", lambda *_: {}),),
     ),
+    "a node that a person took is replaced": (
+        ResumeRule.TAKEN_OUT,
+        (Kind.JOB_SHRUNK,),
+        ((taken_nodes, "_taken", lambda *_: ()),),
+    ),
     "a program with a bug is started for ever": (
         ResumeRule.ENDS,
         (Kind.TASK_CRASHES,),
@@ -518,3 +524,11 @@ def test_a_violation_is_counted_and_replayed(monkeypatch: pytest.MonkeyPatch) ->
     seed = str(found.exception).split("--seed ")[1].split()[0]
     replayed = CliRunner().invoke(command, [*words, "--seed", seed, "--trace"])
     assert "a rule was broken" in replayed.output
+
+
+SHRUNK_RUNS = 60
+
+
+def test_no_node_is_got_in_place_of_one_that_a_person_took_out_of_the_job() -> None:
+    for seed in range(SHRUNK_RUNS):
+        simulate_resume(seed, kinds=(Kind.JOB_SHRUNK,))

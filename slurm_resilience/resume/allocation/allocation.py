@@ -214,6 +214,11 @@ class Allocation:
         nodes = [table[name] for name in dict.fromkeys(names) if name in table]
         return {node.name: node.address or node.name for node in nodes}
 
+    def boot_times(self, names: Iterable[str]) -> dict[str, str]:
+        """Return when nodes have booted, as Slurm's table showed it last, without asking again."""
+        table = self._table.nodes
+        return {name: table[name].boot_time for name in names if name in table}
+
     def address(self, name: str) -> str:
         """Return a node's address as it is now, else as it was; its name where none is known."""
         node = self._table.nodes.get(name)

@@ -57,6 +57,8 @@ class StepFacts(msgspec.Struct, frozen=True, kw_only=True):
     for that."""
     silent: dict[str, str] = {}
     """Those of them that do not answer, with the reason."""
+    taken: tuple[str, ...] = ()
+    """Nodes of the step that a person has taken out of the job."""
     only_told: bool = False
     """Slurm told the tasks of a cancelled step to end, and has not ended the step: so it begins to
     preempt a job that has a GraceTime."""
@@ -221,6 +223,9 @@ def _faults(ending: Ending) -> str:
 
 
 def _program(ending: Ending) -> Cause:
+    if ending.taken:
+        text = f"{fold(ending.taken)} was taken out of the job by a person (scontrol update)"
+        return Cause("program", text, category=Category.USER)
     first = ending.first_failure
     what = describe_end(first) if first else f"it ended with {describe(ending.code)}"
     what += f" after {ending.ran_for:.0f} s"

@@ -30,6 +30,8 @@ class SourceFacts(msgspec.Struct, frozen=True, kw_only=True):
     """Nodes of each of the job's companions that runs."""
     companion_obstacle: str = "it gets no second allocation"
     """The reason for which the job can have no (further) companion; empty: it can."""
+    taken_nodes: tuple[str, ...] = ()
+    """Nodes that a person has taken out of the job: it gets none in their place."""
     domains: dict[str, str] = {}
     """Leaf switch or block of each node; empty: not known, or there is no choice."""
 
@@ -242,6 +244,10 @@ def _after_node(cause: Cause, facts: PlanFacts) -> Plan:
     if needed and not facts.living_nodes and 0 < facts.min_nodes <= len(good):
         text = f"{len(good)} of {facts.step_size} nodes are left, --auto-resume-min-nodes="
         return Plan("relaunch", f"{text}{facts.min_nodes} allows it", leave, nodes=good)
+    if needed and facts.taken_nodes:
+        # A person's word: neither an exchange nor a requeue gets another one for it.
+        text = f"{len(good)} of {facts.step_size} nodes are left, and no other is asked for"
+        return Plan("stop", f"{text} in place of one that a person took out of the job")
     supplied = supply(facts, good, leave)
     if supplied.source == "none":
         if facts.is_batch and facts.requeue:

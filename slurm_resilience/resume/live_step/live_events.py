@@ -42,6 +42,8 @@ class FoundNodes(msgspec.Struct, frozen=True):
     job_nodes: tuple[str, ...] = ()
     bad: dict[str, str] = {}
     """Nodes that turned out to be at fault, with the reason."""
+    taken: dict[str, str] = {}
+    """Nodes that a person has taken out of the job, with the words on that."""
 
 
 # -- events ---------------------------------------------------------------------------------------

@@ -73,6 +73,9 @@ JOIN_SECONDS = 1800.0
 """A join step's processes have to be seen within this time (they import, and build the model),
 and to step with the others within as long again."""
 
+TAKEN_SECONDS = 300.0
+"""For the others to step without the seats of a node that a person took out of the job."""
+
 GONE_SECONDS = 30.0
 """A task that ended has its processes' connections closed within this time; one that still has
 them lives, whatever was printed of it."""
@@ -228,7 +231,7 @@ class LivePlan:
     # -- what is lost -------------------------------------------------------------------------
 
     def _on_nodes_faulty(self, event: NodesFaulty, now: float) -> Iterator[Action]:
-        lost = self.record.lost_nodes()
+        lost = self.record.lost_nodes() | self.record.taken_nodes()
         nodes = tuple(
             faulty
             for faulty in event.nodes
@@ -248,7 +251,7 @@ class LivePlan:
             yield AskToLeave(nodes)
 
     def _on_nodes_suspected(self, event: NodesSuspected) -> Iterator[Action]:
-        lost = self.record.lost_nodes()
+        lost = self.record.lost_nodes() | self.record.taken_nodes()
         for suspect in event.nodes:
             if suspect.node not in lost and self.seat_map.slot_of(suspect.node) is not None:
                 yield TellSuspicion(suspect)
@@ -365,7 +368,7 @@ class LivePlan:
                 kind,
                 tuple(_faulty(loss) for loss in lost),
                 self._living_nodes(),
-                len(self.seat_map.nodes),
+                len({*self.seat_map.nodes} - self.record.taken_nodes()),
                 max(loss.before.generation for loss in lost),
             )
 
@@ -374,7 +377,11 @@ class LivePlan:
     ) -> Generator[Action, None, list[LostSeats]]:
         """Return the losses to look for; leave those empty whose tasks died too often."""
         chosen = []
+        taken = self.record.taken_nodes()
+        yield from self._give_up_taken(lost, dict.fromkeys(taken, "its node was taken out"))
         for loss in lost:
+            if loss.slot.node in taken:
+                continue
             if self._is_alive(loss):
                 loss.enter(LostSeatState.FILLED)  # by their own launcher
                 continue
@@ -392,7 +399,7 @@ class LivePlan:
         return chosen
 
     def _living_nodes(self) -> tuple[str, ...]:
-        lost = self.record.lost_nodes()
+        lost = self.record.lost_nodes() | self.record.taken_nodes()
         return tuple(name for name in self.seat_map.nodes if name not in lost)
 
     def _on_search_ended(self, event: SearchEnded, now: float) -> Iterator[Action]:
@@ -400,9 +407,12 @@ class LivePlan:
         self._waiting_since = now
         found = event.found
         waiting = [loss for loss in losses if loss.state is LostSeatState.SEARCHING]
-        if found is None or found.bad or not waiting:
+        if found is None or found.bad or found.taken or not waiting:
             for loss in waiting:
                 loss.enter(LostSeatState.LOST)
+            yield from self._give_up_taken(waiting, found.taken if found else {})
+            if self.state is _S.ENDING:
+                return
             for name, reason in (found.bad if found else {}).items():
                 yield from self._leave((FaultyNode(name, reason, False),), now)
         elif found.chosen.kind != "join":
@@ -415,6 +425,20 @@ class LivePlan:
                     loss.enter(LostSeatState.LOST)
                 else:
                     yield from self._join(loss, node, found, now)
+
+    def _give_up_taken(self, losses: list[LostSeats], taken: dict[str, str]) -> Iterator[Action]:
+        """Leave the seats empty whose node a person has taken out of the job: another one in its
+        place would undo that."""
+        for loss in losses:
+            reason = taken.get(loss.slot.node)
+            if reason is None:
+                continue
+            loss.cause = LossCause.TAKEN_OUT
+            if self.seat_map.needs_all:
+                yield from self._end_for([loss], reason)
+                return
+            loss.enter(LostSeatState.EMPTY)
+            yield SayEmpty(loss.seats, reason)
 
     # -- join steps ---------------------------------------------------------------------------
 
@@ -512,8 +536,11 @@ class LivePlan:
         and a join step have limits of their own."""
         waited = now - self._waiting_since
         under_way = self._searches or any(join.state in _WAITED_FOR for join in self.record.joins)
-        if self.state is _S.WAITING and not under_way and waited > self._limits.swap_wait:
-            unfilled = [loss for loss in self.record.losses if loss.pending]
+        unfilled = [loss for loss in self.record.losses if loss.pending]
+        longest = self._limits.swap_wait
+        if self.record.taken_nodes() and not unfilled:
+            longest = min(longest, TAKEN_SECONDS)  # no node is on its way
+        if self.state is _S.WAITING and not under_way and waited > longest:
             yield from self._end_for(unfilled, f"no seat has stepped for {waited:.0f} s")
 
     def _end_for(self, losses: list[LostSeats], reason: str) -> Iterator[Action]:

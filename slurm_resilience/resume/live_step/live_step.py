@@ -8,6 +8,8 @@ from functools import partial
 from pathlib import Path
 from threading import Event as ThreadEvent
 
+import msgspec
+
 from slurm_resilience.errors import SresError
 from slurm_resilience.mesh.observer import Observer
 from slurm_resilience.resume import fence, report
@@ -164,7 +166,8 @@ class LiveStep:
             while self._end is None:
                 self._context.wait_for_news(self._pause())
                 self._look()
-            return self._end
+            taken = tuple(sorted(self._plan.record.taken_nodes()))
+            return msgspec.structs.replace(self._end, taken=taken)
         finally:
             self._stop_searches()
             self._preparation.end()
@@ -305,6 +308,7 @@ class LiveStep:
         growth.lose(node for node in known.values() if node.dead)
         self._plan.lost_peers |= growth.lost_peers
         here = {*self.nodes, *growth.nodes} - self._plan.kept_nodes
+        here -= self._plan.record.taken_nodes()
         sick = {name: node for name, node in known.items() if name in here and not node.dead}
         for name, reason in self._plan.record.evacuated_nodes().items():
             sick.setdefault(name, ev.FaultyNode(name, reason, False))
@@ -437,7 +441,7 @@ class LiveStep:
 
         def search(stop: ThreadEvent) -> ev.FoundNodes | None:
             if action.kind is ev.SearchKind.TASKS:
-                return node_search.check_nodes(self._context, action)
+                return node_search.check_nodes(self._context, action, stop)
             return node_search.replace_nodes(self._context, action, others_go_on, stop)
 
         context = self._context

@@ -177,6 +177,8 @@ class StepEnd(msgspec.Struct, frozen=True):
     crashed_on: str = ""
     """The node of the task for whose crash the others were ended; empty: not known, or they were
     not ended for one."""
+    taken: tuple[str, ...] = ()
+    """Nodes that a person took out of the job while the others went on."""
 
 
 class LiveSteps:

@@ -43,6 +43,10 @@ class LossRecord:
                 if join.loss == loss.number and join.pending:
                     join.enter(JoinState.FAILED)
 
+    def taken_nodes(self) -> set[str]:
+        """Return the nodes that a person has taken out of the job."""
+        return {loss.slot.node for loss in self.losses if loss.cause is LossCause.TAKEN_OUT}
+
     def lost_nodes(self) -> set[str]:
         """Nodes that are left, and for which no other one has been found yet."""
         return {

@@ -17,10 +17,12 @@ class LossCause(Enum):
     """The node still works, and must be left."""
     TASKS_DIED = "tasks died"
     """Their node is healthy, as far as is known."""
+    TAKEN_OUT = "node taken out"
+    """A person has taken their node out of the job."""
 
     @property
     def blames_node(self) -> bool:
-        return self is not LossCause.TASKS_DIED
+        return self in (LossCause.NODE_DEAD, LossCause.NODE_MARKED)
 
 
 class LostSeatState(Enum):
@@ -36,7 +38,8 @@ class LostSeatState(Enum):
     """A join step runs."""
     FILLED = "filled"
     EMPTY = "empty"
-    """The tasks died too often: the seats are not filled again."""
+    """The tasks died too often, or a person wants the node out of the job: the seats are not filled
+    again."""
     LOST_AGAIN = "lost_again"
     """A later loss of the same seats stands for this one."""
 

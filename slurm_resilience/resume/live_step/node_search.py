@@ -13,6 +13,7 @@ import msgspec
 from slurm_resilience.errors import NotFound, SlurmError, SlurmUnreachable, SresError
 from slurm_resilience.resume import report
 from slurm_resilience.resume.allocation import swap
+from slurm_resilience.resume.allocation.taken_nodes import taken_by_person, words_on
 from slurm_resilience.resume.context import SupervisorContext
 from slurm_resilience.resume.decide.classify import Cause
 from slurm_resilience.resume.decide.plan import Plan, PlanFacts, plan
@@ -161,16 +162,38 @@ def find_spare(context: SupervisorContext, wanted: StartSearch) -> FoundNodes | 
     return _found(context, chosen, chosen.nodes[:1])
 
 
-def check_nodes(context: SupervisorContext, wanted: StartSearch) -> FoundNodes:
-    """Find out whether nothing is wrong with the nodes on which tasks died."""
+def check_nodes(context: SupervisorContext, wanted: StartSearch, stop: Event) -> FoundNodes:
+    """Find out whether nothing is wrong with the nodes on which tasks died.
+
+    Args:
+        context: of the supervised srun.
+        wanted: the nodes, and those that the step still has.
+        stop: set when no answer is wanted any more.
+    """
     chosen = Plan("join", "no node is at fault: again on the same node")
     if context.allocation.refresh() != "RUNNING":
         return FoundNodes(Plan("stop", "the job is over"))
     nodes = tuple(lost.node for lost in wanted.lost)
+    booted = context.allocation.boot_times(nodes)
     bad = context.allocation.bad(set(nodes))
+    taken = taken_by_person(context, booted, bad, stop) if bad else ()
+    # They do not come back in exchange for others.
+    context.allocation.suspects.update(taken)
+    if taken and not _has_spares(context, wanted, taken):
+        # Without a request for others: these would undo what the person did.
+        words = words_on(taken, context.allocation.id)
+        others = {name: reason for name, reason in bad.items() if name not in taken}
+        return FoundNodes(chosen, bad=others, taken=dict.fromkeys(taken, words))
     if bad:
         return FoundNodes(chosen, bad=bad)
     return _found(context, chosen, nodes)
+
+
+def _has_spares(context: SupervisorContext, wanted: StartSearch, taken: tuple[str, ...]) -> bool:
+    """Return whether nodes that the job has anyway can take the place of these."""
+    facts = context.allocation.facts(wanted.step_size, "", wanted.living_nodes)
+    chosen = plan(Cause("node", "", taken), facts, (), context.limits)
+    return chosen.kind == "join" and len(chosen.nodes) >= len(taken)
 
 
 def _take(

@@ -50,6 +50,7 @@ class ResumeFault(enum.StrEnum):
     CANCEL_NEAR_LOSS = "a person cancels the step around the loss of one of its nodes"
     CANCEL_JOB = "a person cancels the job"
     REQUEUE_JOB = "a person requeues the job"
+    JOB_SHRUNK = "a person takes a node out of the job"
     SRUN_DIES = "srun is killed, and not its tasks"
     SUPERVISOR_DIES = "the supervisor is killed, and its job with it"
     SUPERVISOR_ALONE_DIES = "the supervisor is killed, and its job goes on without it"
@@ -62,7 +63,11 @@ OF_COMPANIONS = (
     ResumeFault.COMPANION_CANCELLED,
     ResumeFault.COMPANION_NODE_DIES,
 )
-ALWAYS_POSSIBLE = tuple(kind for kind in ResumeFault if kind not in OF_COMPANIONS)
+ALWAYS_POSSIBLE = tuple(
+    kind for kind in ResumeFault if kind not in (*OF_COMPANIONS, ResumeFault.JOB_SHRUNK)
+)
+"""All that any job may meet. A person takes nodes out of few jobs, and with a lost node beside that
+no rule tells which of the two the job may replace."""
 COMPANION_FAULTS = (
     *OF_COMPANIONS,
     ResumeFault.SUPERVISOR_DIES,
@@ -79,6 +84,7 @@ BY_SLURMCTLD = (
     ResumeFault.CANCEL_STEP,
     ResumeFault.CANCEL_JOB,
     ResumeFault.REQUEUE_JOB,
+    ResumeFault.JOB_SHRUNK,
     ResumeFault.COMPANION_CANCELLED,
 )
 """Words of a person that only slurmctld can carry out."""
@@ -312,6 +318,18 @@ class ResumeFaults:
             # Without a fault the supervisor does not count on after it.
             self._world.seen.budget.clear()
 
+    def job_shrunk(self, name: str, seconds: float) -> None:
+        """Take a node out of the job, by scontrol update: Slurm kills its tasks."""
+        world = self._world
+        host = world.job.batch_host or world.job.nodes[0]
+        fine = [n for n in world.job.nodes if world.nodes[n].contact is NodeContact.FINE]
+        free = [n for n in fine if n != host]
+        if world.job.state != "RUNNING" or not free:
+            return
+        gone = name if name in free else free[-1]
+        world.books.most_nodes = len(world.job.nodes) - 1
+        world.shrink(tuple(n for n in world.job.nodes if n != gone))
+
     def srun_dies(self, _: str, seconds: float) -> None:
         for srun in self._world.sruns:
             srun.send_signal(SIGKILL)
@@ -361,6 +379,7 @@ _STRIKES: dict[ResumeFault, Callable[[ResumeFaults, str, float], None]] = {
     ResumeFault.CANCEL_NEAR_LOSS: ResumeFaults.cancel_near_loss,
     ResumeFault.CANCEL_JOB: ResumeFaults.cancel_job,
     ResumeFault.REQUEUE_JOB: ResumeFaults.requeue_job,
+    ResumeFault.JOB_SHRUNK: ResumeFaults.job_shrunk,
     ResumeFault.SRUN_DIES: ResumeFaults.srun_dies,
     ResumeFault.SUPERVISOR_DIES: ResumeFaults.supervisor_dies,
     ResumeFault.SUPERVISOR_ALONE_DIES: ResumeFaults.supervisor_alone_dies,

@@ -30,6 +30,7 @@ class ResumeRule(enum.StrEnum):
     BUDGETS = "the limits on attempts hold"
     ONE_RECOVERY = "exactly one recovery is under way"
     PERSON = "nothing is started again after a person has ended it"
+    TAKEN_OUT = "no node is got in place of one that a person took out of the job"
     STRANGER = "no end is taken for a person's, who did nothing"
     SPARES = "a spare is used once, and before the job is given up"
     CLAIM = "no two sruns of a job take one node"

@@ -124,6 +124,8 @@ class JobBooks:
     """When slurmctld answers again."""
     answers_well: float = 0.0
     """When it loses, refuses and delays nothing any more."""
+    most_nodes: int | None = None
+    """The job may have no more, since a person took one out of it; None: he has not."""
     companions: SimCompanions = field(init=False)
     step_life: StepLife = field(init=False)
 

@@ -310,7 +310,22 @@ class ResumeWorld:
         needed = self.seen.fewest_nodes or len(last)
         if self.job.state == "RUNNING" and len(good) >= needed > 0:
             self.broken(ResumeRule.SPARES, f"{','.join(good)} could be used, and it is requeued")
+        self.check_taken("the job is requeued", len(last))
         self.seen.requeue_asked_at = self.schedule.now
+
+    def check_taken(self, what: str, more: int = 0) -> None:
+        """Check that what a person took out of the job is not got back.
+
+        Args:
+            what: is done.
+            more: nodes that are about to come.
+        """
+        most, program, living = self.books.most_nodes, self.site.program, self.site.living
+        # A node on which a program fails, or that is lost besides, is exchanged as ever.
+        fails = program.fails_at is not None or program.fails_in_work is not None
+        fails |= bool(program.crashes) or (living is not None and living.late_loss is not None)
+        if most is not None and not fails and len(self.job.nodes) + more > most:
+            self.broken(ResumeRule.TAKEN_OUT, what)
 
     def _last_nodes(self) -> Sequence[str]:
         """Return the nodes of the last attempt, as it had them at its end."""

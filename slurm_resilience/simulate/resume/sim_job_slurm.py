@@ -205,6 +205,7 @@ class SimJobSlurm:
             world = self._world
             if world.job.state != "RUNNING":
                 raise SlurmError("Invalid job id specified")
+            world.check_taken("a companion is asked for", request.nodes)
             return world.companions.add(request)
 
         return self._change(f"queue a companion of {request.nodes} nodes", change)
@@ -227,6 +228,7 @@ class SimJobSlurm:
                 raise SlurmError(f"JobId={job_id} has allocated GRES")
             del world.helpers[helper]
             world.job = msgspec.structs.replace(world.job, nodes=(*world.job.nodes, *nodes))
+            world.check_taken("the job gets another node")
             return world.job.nodes
 
         return self._change(f"merge job {helper} into job {job_id}", change)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import stat
 from collections.abc import Mapping
 from pathlib import Path
@@ -18,14 +19,21 @@ READ_BYTES = 4 * 1024 * 1024
 """As much of the end of a longer log: a root lies close to the end."""
 
 
+_ENDED_BY_SLURM = re.compile(r"\*\*\* (?:STEP|JOB) (\d+)\D")
+"""slurmstepd's word on the end of a step, or of a job."""
+
+
 class JobLog:
     """The part of the log that one step has written. Only regular files can be read again."""
 
-    def __init__(self, descriptors: tuple[int, ...] = (1, 2)) -> None:
+    def __init__(self, job: str = "", descriptors: tuple[int, ...] = (1, 2)) -> None:
         """
         Args:
+            job: the step's; empty: it is not known. A step that grows by further jobs writes to the
+                same log what Slurm says of the end of these.
             descriptors: those that the step writes to.
         """
+        self._job = job
         self._begins: dict[Path, int] = {}
         for number in descriptors:
             path = _file_behind(number)
@@ -38,10 +46,16 @@ class JobLog:
         from slurm_resilience.resume.decide.signatures import explain
 
         for path, begins in self._begins.items():
-            failures = list(explain(_lines(path, begins)))
+            lines = [line for line in _lines(path, begins) if self._is_own(line)]
+            failures = list(explain(lines))
             if failures:
                 return failures[-1]
         return None
+
+    def _is_own(self, line: str) -> bool:
+        """Return whether a line tells of no other job's end."""
+        told = _ENDED_BY_SLURM.search(line) if self._job else None
+        return told is None or told[1] == self._job
 
 
 def job_log_path(command: SrunCommand, environment: Mapping[str, str]) -> Path | None:

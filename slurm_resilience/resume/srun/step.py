@@ -140,7 +140,7 @@ class SrunStep:
         """
         self.name = name
         self.reports = reports or StepReports("")
-        self.log = JobLog()
+        self.log = JobLog(name.partition(".")[0])
         self.clock = clock or SystemClock()
         self.started = self.clock.monotonic()
         self.ended_at = 0.0

@@ -158,11 +158,11 @@ class FakeSlurm:
         """End a job.
 
         Args:
-            job_id: one that waits or runs.
+            job_id: one that waits, runs or is COMPLETING.
             state: in which it ends.
             nodes: that it had.
         """
-        job = self._jobs.pop(job_id).job
+        job = self._jobs.pop(job_id).job if job_id in self._jobs else self._over[job_id]
         self._over[job_id] = msgspec.structs.replace(job, state=state, nodes=nodes)
         self._settle()
 

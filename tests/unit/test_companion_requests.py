@@ -138,6 +138,48 @@ def test_a_companion_that_slurm_took_at_once_is_told_of_as_it_ended(asked: Reque
     assert asked.answer(ev.CompanionSeen) == ev.CompanionSeen(0, number, "PREEMPTED", ("n3",))
 
 
+@pytest.mark.parametrize(
+    ("ended_as", "told"),
+    [
+        ("CANCELLED", "was cancelled by a person"),
+        ("TIMEOUT", "had reached its time limit"),
+        ("PREEMPTED", ""),
+        ("NODE_FAIL", ""),
+    ],
+)
+def test_what_ended_a_companion_is_told_where_a_person_can_change_it(
+    asked: Requests, capfd: pytest.CaptureFixture[str], ended_as: str, told: str
+) -> None:
+    """Slurm shows it as COMPLETING at first."""
+    asked.requests.order(ev.AskForGroup(0, 1))
+    number = asked.answer(ev.GroupAsked).companion
+    assert asked.answer(ev.CompanionSeen).state == "RUNNING"
+    asked.slurm.end(number, "COMPLETING", ("n3",))
+    assert asked.answer(ev.CompanionSeen).state == "COMPLETING"
+    asked.requests.order(ev.GiveBack(0, number, ()))
+    asked.requests.order(ev.AskForGroup(1, 1))
+    asked.answer(ev.GroupAsked)
+    asked.slurm.end(number, ended_as, ("n3",))
+    time.sleep(0.3)
+    asked.requests.stop()
+    said = capfd.readouterr().err
+    assert f"job {number} {told}" in said if told else f"job {number}" not in said
+
+
+def test_one_that_is_given_back_is_no_persons_cancel(
+    asked: Requests, capfd: pytest.CaptureFixture[str]
+) -> None:
+    asked.requests.order(ev.AskForGroup(0, 1))
+    number = asked.answer(ev.GroupAsked).companion
+    assert asked.answer(ev.CompanionSeen).state == "RUNNING"
+    asked.requests.order(ev.GiveBack(0, number, ()))
+    asked.requests.order(ev.AskForGroup(1, 1))
+    asked.answer(ev.GroupAsked)
+    asked.slurm.end(number, "CANCELLED", ("n3",))
+    time.sleep(0.2)
+    assert "by a person" not in capfd.readouterr().err
+
+
 def test_a_companion_that_a_person_requeues_stays_in_the_queue(
     asked: Requests, capfd: pytest.CaptureFixture[str]
 ) -> None:

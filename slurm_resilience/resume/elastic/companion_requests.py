@@ -49,6 +49,13 @@ _HINTS = {
     "jobs end",
 }
 """By the beginning of Slurm's word for what a companion waits for."""
+_BY_PERSON = {
+    "CANCELLED": "was cancelled by a person",
+    "TIMEOUT": "had reached its time limit, which is shorter than this job's",
+}
+"""By the state of a companion that this srun has not ended: what else ends one, Slurm's turn or its
+nodes' faults, is told in other ways."""
+_ENDING = ("COMPLETING", *_BY_PERSON)
 
 
 def hint(reason: str) -> str:
@@ -75,7 +82,7 @@ class CompanionRequests:
             step_of: finds an srun by its number among the attempt's steps.
         """
         self._context = context
-        self._partition, self._qos = partition, qos
+        self._queue = (partition, qos)
         self._step_of = step_of
         self._orders: queue.SimpleQueue[Order] = queue.SimpleQueue()
         self._events: queue.SimpleQueue[ev.SizeEvent] = queue.SimpleQueue()
@@ -85,6 +92,8 @@ class CompanionRequests:
         """Companions that have had nodes, and are not given back: their requeues before that."""
         self._requeued: dict[int, int] = {}
         """By group, a companion that was to be given back, and that a person has requeued."""
+        self._ending: set[int] = set()
+        """Companions that Slurm was ending when they were given back, until it shows why."""
         self._is_unsure = False
         """A request has failed: Slurm may have taken it all the same, if only a little later."""
         self._ask_why_at = math.inf
@@ -121,6 +130,8 @@ class CompanionRequests:
                     self._carry_out(self._orders.get())
                 for group in tuple(self._shown):
                     self._look_at(group)
+                for number in tuple(self._ending):
+                    self._tell_why_it_ended(number)
                 self._tell_why_they_wait()
         finally:
             while not self._orders.empty():
@@ -161,11 +172,12 @@ class CompanionRequests:
             if job.state != "RUNNING" or job.restarts != allocation.job.restarts:
                 raise NotFound(f"job {job.id} is {job.state}")
             excluded = (*allocation.excluded, *sorted(allocation.suspects))
+            partition, qos = self._queue
             wanted = msgspec.structs.replace(
                 job,
                 excluded_nodes=excluded,
-                partition=self._partition or job.partition,
-                qos=self._qos or job.qos,
+                partition=partition or job.partition,
+                qos=qos or job.qos,
             )
             per_node = per_node_words(context.environment, job)
             supervisor = allocation.companions.supervisor
@@ -235,6 +247,28 @@ class CompanionRequests:
         except NotFound:
             return client.ended_job(number)
 
+    def _tell_why_it_ended(self, number: int) -> None:
+        """Report what has ended a companion, once Slurm shows it, where that was a person."""
+        state = self._state_now(number)
+        if state == "COMPLETING" or state is None:
+            return
+        self._ending.discard(number)
+        if state in _BY_PERSON:
+            report.say(f"job {number} {_BY_PERSON[state]}")
+
+    def _state_now(self, number: int) -> str | None:
+        """Return the state of a companion, over or not; empty: Slurm does not know it any more;
+        None: that cannot be told."""
+        allocation = self._context.allocation
+        try:
+            job = self._read(number)
+        except NotFound:
+            return ""
+        except SresError:
+            return None
+        own = is_companion(job, allocation.job, allocation.companions.supervisor)
+        return job.state if own else ""
+
     def _tell_why_they_wait(self) -> None:
         """Report what companions wait for that a person may have to change: each reason once."""
         now = self._context.clock.monotonic()
@@ -271,6 +305,8 @@ class CompanionRequests:
             return  # the number is another group's by now
         restarts = self._granted.pop(number, None)
         job = self._own(number) if restarts is not None else None
+        if restarts is not None and self._state_now(number) in _ENDING:
+            self._ending.add(number)
         # Slurm shows it as COMPLETING first. A companion is submitted with --no-requeue.
         if job is not None and job.restarts != restarts and job.state in ("PENDING", "COMPLETING"):
             report.say(f"job {number} was requeued by a person, and keeps its place in the queue")

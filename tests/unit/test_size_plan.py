@@ -578,6 +578,21 @@ def test_a_number_that_slurm_gives_anew_is_the_later_groups() -> None:
     assert story.state(0) is GroupState.LEAVING
 
 
+def test_nodes_that_a_person_took_out_of_the_core_are_not_counted() -> None:
+    story = grown(1, 1)
+    story.tell(ev.CoreShrunk(1))
+    story.tell(ev.TargetSet(3, "ann"))
+    assert not story.tick(), "three are left of four"
+    story.tell(ev.TargetSet(2, "ann"))
+    (asked,) = [a for a in story.tick() if isinstance(a, ev.AskGroupToLeave)]
+    (shrank,) = [
+        a for a in story.tell(ev.GroupStepEnded(asked.steps[0], 0)) if isinstance(a, ev.SayShrank)
+    ]
+    assert shrank.change.size == 2
+    story.tell(ev.TargetSet(4, "ann"))
+    assert [a.group for a in story.tick() if isinstance(a, ev.AskForGroup)] == [1]
+
+
 EVENTS = st.lists(
     st.tuples(
         st.integers(0, 3),

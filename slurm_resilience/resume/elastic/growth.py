@@ -97,14 +97,16 @@ class Growth:
         """Return the ids of processes on nodes that died."""
         return self._plan.lost.ids
 
-    def look(self, seen: TrainingSeen, core: SeatMap, master_address: str) -> None:
+    def look(self, seen: TrainingSeen, core: SeatMap, master_address: str, taken: int) -> None:
         """Tell the plan all that is new.
 
         Args:
             seen: the training now.
             core: the seats of the job's own nodes as they are now.
             master_address: of the node with rank 0.
+            taken: nodes of the core that a person has taken out of the job.
         """
+        self._tell(ev.CoreShrunk(taken))
         self._core, self._master_address = core, master_address
         self._history.note(seen.peers, seen.running, seen.generation, seen.step)
         self._look_at_target()

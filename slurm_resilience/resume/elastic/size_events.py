@@ -77,6 +77,13 @@ class TargetSet(msgspec.Struct, frozen=True):
     by: str
 
 
+class CoreShrunk(msgspec.Struct, frozen=True):
+    """A person has taken nodes of the core out of the job."""
+
+    nodes: int
+    """So many by now."""
+
+
 SizeEvent = (
     GroupAsked
     | CompanionSeen
@@ -87,6 +94,7 @@ SizeEvent = (
     | NodesFaulty
     | NodesSick
     | TargetSet
+    | CoreShrunk
     | Tick
 )
 

@@ -168,6 +168,8 @@ class SizePlan:
         self._seen = TrainingSeen(0, (), -1, ())
         self._last_step = 0
         self._target = ev.TargetSet(size.most, "")
+        self._taken = 0
+        """Nodes of the core that a person has taken out of the job."""
         self._refused: NodeGroup | None = None
         """The first whose request Slurm has not taken: others' would fare no better, and are not
         made before this one is taken."""
@@ -210,6 +212,8 @@ class SizePlan:
                 yield from self._on_nodes_faulty(event, now)
             case ev.NodesSick():
                 yield from self._on_nodes_sick(event, now)
+            case ev.CoreShrunk(nodes):
+                self._taken = nodes
             case ev.TargetSet():
                 self._target, self._refused = event, None
                 for each in self.groups:
@@ -277,7 +281,8 @@ class SizePlan:
         return seats <= set(self._seen.running) & here
 
     def _change(self, companion: int, nodes: tuple[str, ...]) -> ev.SizeChange:
-        size = self._size.core + sum(len(g.nodes) for g in self.groups if g.state is _S.IN)
+        core = self._size.core - self._taken
+        size = core + sum(len(g.nodes) for g in self.groups if g.state is _S.IN)
         return ev.SizeChange(companion, nodes, size, self._last_step)
 
     # -- going --------------------------------------------------------------------------------
@@ -445,7 +450,9 @@ class SizePlan:
 
     def _is_wanted(self, group: NodeGroup) -> bool:
         """Return whether a person has not asked for fewer groups than there are with this one."""
-        count = self._size.reached.index(self._target.nodes)
+        sizes = enumerate(self._size.reached)
+        enough = (number for number, size in sizes if size - self._taken >= self._target.nodes)
+        count = next(enough, len(self._size.groups))
         if group is self._stand_in or count == len(self._size.groups):
             return True
         others = self.groups[:-1]

@@ -342,7 +342,9 @@ class LiveStep:
 
     def _look_at_growth(self) -> None:
         if self._growth is not None:
-            self._growth.look(self._training_seen(), self._plan.seat_map, self._master_address)
+            taken = len(self._plan.record.taken_nodes())
+            seat_map, address = self._plan.seat_map, self._master_address
+            self._growth.look(self._training_seen(), seat_map, address, taken)
 
     def _tell(self, event: ev.Event) -> None:
         """Take an event to the plan, and do what it says, until nothing more follows from it."""

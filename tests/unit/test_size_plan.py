@@ -498,7 +498,9 @@ def test_named_sizes_are_reached_from_the_last_one() -> None:
 def test_a_companion_that_ended_takes_its_ranks_with_it(state: str) -> None:
     story = grown(1)
     (job,) = story.jobs
-    assert story.tell(ev.CompanionSeen(0, job, state, ())) == []
+    told = story.tell(ev.CompanionSeen(0, job, state, ()))
+    # Of one that Slurm does not know it is not certain that its ranks are being ended.
+    assert [type(action) for action in told] == ([] if state else [ev.AskGroupToLeave])
     assert story.state(0) is GroupState.LEAVING
     assert [type(a) for a in story.tick(120.0)] == [ev.SayShrank, ev.GiveBack]
 
@@ -575,6 +577,15 @@ def test_a_number_that_slurm_gives_anew_is_the_later_groups() -> None:
     story.tell(ev.GroupAsked(1, first))
     (started,) = story.tell(ev.CompanionSeen(1, first, "RUNNING", ("g3",)))
     assert isinstance(started, ev.StartGroup) and started.group == 1
+    assert story.state(0) is GroupState.LEAVING
+
+
+def test_a_companion_that_got_another_name_is_left_at_once() -> None:
+    """Slurm shows no companion of this number any more, and ends none of its ranks."""
+    story = grown(1)
+    (companion,) = story.jobs
+    (asked,) = story.tell(ev.CompanionSeen(0, companion, "", ()))
+    assert isinstance(asked, ev.AskGroupToLeave) and asked.steps
     assert story.state(0) is GroupState.LEAVING
 
 

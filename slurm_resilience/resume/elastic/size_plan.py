@@ -253,6 +253,9 @@ class SizePlan:
             yield from self._vacate(group, now)
         elif group.state in (_S.JOINING, _S.IN) and not runs:
             self._begin_to_leave(group, _how_it_ended(seen), now)
+            if not seen.state:
+                # A person may have given it another name: Slurm does not end its ranks.
+                yield ev.AskGroupToLeave(group.companion, group.steps)
         elif group.state is _S.LEAVING and not runs:
             group.deadline = min(group.deadline, now + GONE_SECONDS)
 

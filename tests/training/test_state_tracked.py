@@ -411,6 +411,25 @@ def test_rollback_tells_what_changed_outside_an_update() -> None:
     assert len(tracked.rollback()) == len(list(model.parameters()))
 
 
+def test_rollback_undoes_the_backward_of_a_layer_that_came_since_the_mark() -> None:
+    """Its gradients were added to those of the step that is repeated, in a process that lived on:
+    the replica differed from then on, without a word."""
+    model = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    tracked = Tracked({"m": model, "o": optimizer})
+    tracked.mark()
+    model[1] = nn.Linear(2, 3)
+    optimizer.add_param_group({"params": [*model[1].parameters(), free := torch.ones(1)]})
+    free.requires_grad_()
+    (model(torch.ones(1, 2)).sum() * free).backward()
+    tracked.rollback()
+    assert [one.grad for one in (*model.parameters(), free)] == [None] * 5
+    tracked.mark(values=True)
+    with torch.no_grad():
+        model[1].bias.add_(1)
+    assert tracked.rollback() == ("m.1.bias",)
+
+
 def test_a_buffer_that_was_replaced_comes_back() -> None:
     model = nn.Module()
     model.register_buffer("mean", torch.zeros(3))

@@ -8,6 +8,7 @@ the parameters' version counters, which tell whether anything changed a paramete
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Sequence
+from itertools import chain
 from typing import Any
 
 import torch
@@ -191,9 +192,10 @@ class RollbackPoint:
         modules: dict[str, nn.Module],
         optimizers: Sequence[torch.optim.Optimizer],
         scalers: Sequence[Any],
-        generators: Sequence[TrackedGenerator] = (),
+        generators: Sequence[TrackedGenerator],
+        random: rng.MarkedStates,
     ) -> None:
-        self._modules = modules
+        self._modules, self._optimizers = modules, optimizers
         self._scalers = scalers
         self._generators = generators
         self._drawn: list[dict[str, Any]] = []
@@ -217,7 +219,7 @@ class RollbackPoint:
         )
         self._versions: list[int] = []
         self._samples: list[torch.Tensor] = []
-        self._rng = rng.MarkedStates()
+        self._rng = random
 
     def mark(self, values: bool = False) -> None:
         """Remember now.
@@ -309,7 +311,10 @@ class RollbackPoint:
 
     def forget_gradients(self) -> None:
         """Set all gradients to None, and let gradient scalers forget that they unscaled them."""
-        for parameter in self._parameters:
+        # Those of now: a layer may have been put in the place of another one since the mark.
+        optimizers = chain.from_iterable(map(adapters.parameters_of, self._optimizers))
+        modules = chain.from_iterable(one.parameters() for one in self._modules.values())
+        for parameter in chain(self._parameters, optimizers, modules):
             parameter.grad = None
         for scaler in self._scalers:
             # Otherwise the repeated step's unscale_() says it was called twice.

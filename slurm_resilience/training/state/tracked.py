@@ -62,6 +62,8 @@ class Tracked:
         self._generators = [o for o in self._objects.values() if isinstance(o, TrackedGenerator)]
         self._choice = Choice(trainable_only, adapters_only)
         self._marks: RollbackPoint | None = None
+        self._random = rng.MarkedStates()
+        """Outlives the marks: it knows which libraries the program draws from."""
         self._stepped = False
         self._landing: Landing | None = None
 
@@ -224,9 +226,14 @@ class Tracked:
 
     def mark(self, *, values: bool = False) -> None:
         """Remember this step's beginning, for `rollback`. See `RollbackPoint`. Not to be
-        interrupted: a later rollback would go back to random states of an earlier step."""
+        interrupted: a later rollback would go back to random states of an earlier step.
+
+        Args:
+            values: as there, and look at what the objects hold now: a layer may have been put in
+                the place of another one.
+        """
         marks = self._marks
-        if marks is None:
+        if marks is None or values:
             marks = self._marks = self._watch()
         marks.mark(values)
         self._stepped = True
@@ -289,7 +296,7 @@ class Tracked:
     def _watch(self) -> RollbackPoint:
         optimizers = [o for o in self._objects.values() if isinstance(o, torch.optim.Optimizer)]
         scalers = [o for o in self._objects.values() if compat.is_gradient_scaler(o)]
-        return RollbackPoint(self._modules(), optimizers, scalers, self._generators)
+        return RollbackPoint(self._modules(), optimizers, scalers, self._generators, self._random)
 
 
 def _captured(

@@ -328,6 +328,31 @@ def test_parameters_that_the_model_gets_later_are_told(run: Program, more: str, 
     warned(run(USUAL + f"    if s.step == 2:\n        {more}\n"), words)
 
 
+@pytest.mark.parametrize(
+    ("more", "words"),
+    [
+        ("model.twin.weight = model.weight", "model.twin.weight went after s.track, or shares"),
+        ("model.twin = nn.Identity()", "model.twin.weight went after s.track, or shares"),
+        ("del opt.param_groups[1]", "opt lost groups of parameters after s.track"),
+    ],
+    ids=["tied", "left out", "a group"],
+)
+def test_parameters_that_go_are_told(run: Program, more: str, words: str) -> None:
+    """The training ended at the first fault, with nothing said before; of a group it was said that
+    it had come."""
+    parts = """
+    def build():
+        torch.manual_seed(0)
+        model = nn.Linear(8, 1)
+        model.twin = nn.Linear(8, 1, bias=False).requires_grad_(False)
+        groups = [{"params": list(model.parameters())[:2]}, {"params": [model.twin.weight]}]
+        return model, torch.optim.SGD(groups, 0.01)
+    """
+    done = run(USUAL + f"    if s.step == 2:\n        {more}\n", parts)
+    warned(done, words)
+    assert "came after" not in done.stderr and "was given" not in done.stderr
+
+
 def test_a_parameter_in_the_place_of_another_is_told_nothing(run: Program) -> None:
     more = "if s.step == 2:\n        model.bias = nn.Parameter(model.bias.detach().clone())\n"
     more += "        net = s.ddp(model)\n        opt.param_groups[0]['params'][1] = model.bias"

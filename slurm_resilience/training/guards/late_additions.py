@@ -1,6 +1,6 @@
-"""See parameters that come after `s.track`: a process that takes a lost rank's place builds the
-model without them, and the training ends at the first fault. And see hooks that come once more
-whenever the function is called."""
+"""See parameters that come after `s.track`, or go: a process that takes a lost rank's place builds
+the model without them, or with them, and the training ends at the first fault. And see hooks that
+come once more whenever the function is called."""
 
 from __future__ import annotations
 
@@ -107,28 +107,47 @@ class LateAdditions:
             self._due = True
 
     def found(self) -> list[str]:
-        """Return in a line what came since the last look."""
+        """Return in lines what came since the last look, and what went."""
         lines = []
-        for name, count in self._groups.items():
-            if len(self._optimizers[name].param_groups) != count:
-                self._groups[name] = len(self._optimizers[name].param_groups)
-                lines.append(
-                    f"{name} was given parameters after s.track (add_param_group): a replaced rank "
-                    "has not got them, and the training ends at the first fault. Give all groups "
-                    "at the start, those that train later frozen (requires_grad_(False))"
-                )
+        for name, groups in self._groups.items():
+            if (count := len(self._optimizers[name].param_groups)) != groups:
+                self._groups[name] = count
+                lines.append(_groups_line(name, came=count > groups))
         if self._due and self._looks:
             self._due, self._looks = False, self._looks - 1
-            now = _shapes(self._modules)
-            if new := [path for path in now if now[path] != self._shapes.get(path)]:
-                self._shapes = now
-                more = f" and {len(new) - 3} more" if len(new) > 3 else ""
+            before, self._shapes = self._shapes, _shapes(self._modules)
+            if new := [path for path in self._shapes if self._shapes[path] != before.get(path)]:
                 lines.append(
-                    f"{', '.join(new[:3])}{more} came after s.track: a replaced rank has not got "
+                    f"{_some(new)} came after s.track: a replaced rank has not got "
                     "it, and the training ends at the first fault. Build it at the start, frozen "
                     "if it trains later (requires_grad_(False))"
                 )
+            if gone := [path for path in before if path not in self._shapes]:
+                lines.append(
+                    f"{_some(gone)} went after s.track, or shares the weights of another parameter "
+                    "since: a replaced rank still has it, and the training ends at the first "
+                    "fault. Tie weights, and leave layers out, where the model is built"
+                )
         return lines
+
+
+def _groups_line(name: str, *, came: bool) -> str:
+    if came:
+        return (
+            f"{name} was given parameters after s.track (add_param_group): a replaced rank "
+            "has not got them, and the training ends at the first fault. Give all groups "
+            "at the start, those that train later frozen (requires_grad_(False))"
+        )
+    return (
+        f"{name} lost groups of parameters after s.track: a replaced rank still has them, and the "
+        "training ends at the first fault. Keep them, and freeze what is to train no more "
+        "(requires_grad_(False))"
+    )
+
+
+def _some(names: Sequence[str]) -> str:
+    more = f" and {len(names) - 3} more" if len(names) > 3 else ""
+    return ", ".join(names[:3]) + more
 
 
 def _shapes(modules: Mapping[str, nn.Module]) -> dict[str, torch.Size]:

@@ -301,6 +301,18 @@ def test_a_schedule_made_of_several_is_tracked_as_a_whole(run: Program) -> None:
     )
 
 
+def test_a_compiled_step_of_a_tracked_optimizer_is_told_nothing(run: Program) -> None:
+    """The module that the compiler makes of it has the optimizer's own tensors as buffers."""
+    body = USUAL.replace("net = s", "step = torch.compile(opt.step, backend='eager')\nnet = s")
+    parts = """
+    def build():
+        torch.manual_seed(0)
+        model = nn.Linear(8, 1)
+        return model, torch.optim.AdamW(model.parameters(), 0.01)
+    """
+    told_nothing(run(body.replace("opt.step()\n", "step()\n"), parts))
+
+
 def test_an_optimizer_of_what_is_not_tracked_is_told_nothing(run: Program) -> None:
     """A critic that is thrown away, say."""
     other = """

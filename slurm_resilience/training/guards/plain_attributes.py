@@ -107,17 +107,27 @@ class UntrackedBuffers:
         """Number of a module, and name of a buffer that has changed from each look to the next."""
         self._looks = 0
 
-    def look(self, everything: Iterable[Any], modules: Iterable[nn.Module]) -> None:
+    def look(
+        self,
+        everything: Iterable[Any],
+        modules: Iterable[nn.Module],
+        optimizers: Iterable[torch.optim.Optimizer] = (),
+    ) -> None:
         """Find them.
 
         Args:
             everything: objects of this process.
             modules: those that are tracked, or told of otherwise.
+            optimizers: those that are tracked.
         """
         parts = [part for module in modules for part in module.modules()]
         known = {id(part) for part in parts}
-        # What a compiler makes of a module holds the same buffers.
+        # What a compiler makes of a module, or of an optimizer's step, holds the same tensors.
         held = {id(buffer) for part in parts for buffer in part.buffers(recurse=False)}
+        held |= {
+            id(one) for opt in optimizers for state in opt.state.values() for one in _all(state)
+        }
+        held |= {id(one) for opt in optimizers for group in opt.param_groups for one in _all(group)}
         self._modules = [
             one
             for one in everything
@@ -158,6 +168,10 @@ class UntrackedBuffers:
             for name, buffer in module.named_buffers(recurse=False)
             if not buffer.is_inference()
         }
+
+
+def _all(values: Any) -> Iterable[Any]:
+    return values.values() if isinstance(values, Mapping) else ()
 
 
 def _differs(before: _Seen, now: _Seen) -> bool:

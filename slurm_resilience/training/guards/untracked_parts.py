@@ -147,7 +147,8 @@ class UntrackedParts:
         averages = [part for part in alive if isinstance(part, AveragedModel)]
         with ends_no_training():
             self.copies.look(everything, modules, averages)
-            self.buffers.look(everything, [*modules, *averages])
+            optimizers = [one for one in tracked if isinstance(one, torch.optim.Optimizer)]
+            self.buffers.look(everything, [*modules, *averages], optimizers)
 
     def look_again(self, modules: Sequence[nn.Module]) -> None:
         """Find copies of the weights in plain lists and dicts, and in modules that were not copied,

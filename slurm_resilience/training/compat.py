@@ -179,6 +179,13 @@ def reduction_check(wrapper: nn.parallel.DistributedDataParallel) -> Callable[[]
 
 
 @seen("2.13")
+def sends_buffers(wrapper: nn.parallel.DistributedDataParallel) -> bool:
+    """Tell whether each forward of a DDP wrapper takes the buffers of rank 0: not where the module
+    had none when it was wrapped, and was given some later."""
+    return bool(wrapper.broadcast_buffers and wrapper.modules_buffers)
+
+
+@seen("2.13")
 def watch_frozen(parameter: torch.Tensor, came: Callable[[], None]) -> Callable[[], None]:
     """Have a function called when a frozen parameter gets a gradient after all, because it was
     unfrozen. Returns what ends this."""

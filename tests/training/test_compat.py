@@ -187,6 +187,17 @@ def _() -> None:
         check()
 
 
+@tries("sends_buffers")
+def _() -> None:
+    kind, late = nn.parallel.DistributedDataParallel, linear()
+    assert compat.sends_buffers(kind(nn.BatchNorm1d(2)))
+    assert not compat.sends_buffers(kind(nn.BatchNorm1d(2), broadcast_buffers=False))
+    wrapper = kind(late)
+    late.register_buffer("made_later", torch.ones(1))
+    wrapper(torch.ones(1, 2)).sum().backward()
+    assert not compat.sends_buffers(wrapper)
+
+
 @tries("watch_frozen")
 def _() -> None:
     module, came = linear().requires_grad_(False), list[int]()

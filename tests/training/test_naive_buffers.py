@@ -28,6 +28,25 @@ def build():
     model = Codebook()
     return model, torch.optim.SGD(model.parameters(), 0.01)
 """
+LATE_CODEBOOK = """
+class Codebook(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.line, self.norm = nn.Linear(8, 1), nn.BatchNorm1d(8)
+
+    def forward(self, x):
+        if not hasattr(self, "codes"):
+            self.register_buffer("codes", torch.zeros(8))
+        self.codes.lerp_(x.mean(0), 0.1)
+        return self.line(self.norm(x - self.codes))
+
+def build():
+    torch.manual_seed(0)
+    model = Codebook()
+    return model, torch.optim.SGD(model.parameters(), 0.01)
+"""
+BROKEN_OFF = "exception:rank=1,step=2,phase=backward"
+"""The other rank has done its forward by then."""
 MICROBATCHES = """
 model, opt = s.once(build)
 s.track(model=model, opt=opt)
@@ -55,6 +74,39 @@ def test_buffers_that_each_rank_has_of_its_own_are_told(run: Program, body: str)
 
 def test_buffers_that_ddp_sends_are_told_nothing(run: Program) -> None:
     told_nothing(run(USUAL, CODEBOOK))
+
+
+def test_buffers_that_ddp_does_not_know_are_told(run: Program) -> None:
+    """DDP never sends those that forward makes, in a module that had none when it was wrapped; after
+    a fault it wrapped one that had some, and sent them."""
+    parts = LATE_CODEBOOK.replace("nn.BatchNorm1d(8)", "nn.Identity()")
+    warned(run(USUAL, parts), "step 1: buffers differ: rank 1 from rank 0 in model.codes")
+
+
+def test_a_buffer_that_forward_makes_is_rolled_back(run: Program) -> None:
+    """In a process that lived on, a step that was repeated changed it twice."""
+    parts = LATE_CODEBOOK
+    body = USUAL + '    say("codes", s.seat, [v.hex() for v in model.codes.tolist()])\n'
+    told = [
+        run(body, parts, inject=fault).stdout
+        for fault in ("", "exception:rank=1,step=2,phase=backward")
+    ]
+    undisturbed, repeated = ({x for x in one.splitlines() if "codes" in x} for one in told)
+    assert len(undisturbed) == 8 and undisturbed == repeated
+
+
+def test_a_buffer_that_is_given_other_memory_is_rolled_back(run: Program) -> None:
+    """It was told of in other words, as written after the update, and a fault put the first one
+    back."""
+    parts = CODEBOOK.replace("self.codes.lerp_(", "self.codes.data = self.codes.lerp(")
+    told_nothing(run(USUAL, parts))
+    body = USUAL + '    say("codes", s.seat, [v.hex() for v in model.codes.tolist()])\n'
+    told = [
+        run(body, parts, inject=fault).stdout
+        for fault in ("", "exception:rank=1,step=2,phase=backward")
+    ]
+    undisturbed, repeated = ({x for x in one.splitlines() if "codes" in x} for one in told)
+    assert len(undisturbed) == 8 and undisturbed == repeated
 
 
 def test_a_buffer_that_one_rank_alone_changes_is_told(run: Program) -> None:

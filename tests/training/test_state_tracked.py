@@ -447,6 +447,68 @@ def test_a_buffer_that_was_replaced_comes_back() -> None:
     assert model.mean.tolist() == [1, 1, 1]
 
 
+def test_a_buffer_that_was_given_other_memory_comes_back() -> None:
+    """`buffer.data = other`: the mark and the rollback looked at the memory that it had before."""
+    model = nn.Module()
+    model.register_buffer("mean", torch.zeros(3))
+    tracked = Tracked({"m": model})
+    tracked.mark()
+    for size in (3, 3, 4):
+        model.mean.data = torch.ones(size) + model.mean[0]
+        tracked.mark()
+        kept = model.mean.tolist()
+        model.mean.data = torch.full((5,), 9.0)
+        tracked.rollback()
+        assert model.mean.tolist() == kept
+
+
+def test_a_buffer_that_forward_has_made_is_rolled_back() -> None:
+    """It was none of those that were marked: a step that is repeated changed it twice."""
+    model = nn.Module()
+    tracked = Tracked({"m": model})
+    tracked.mark()
+    model.register_buffer("seen", torch.ones(1))
+    tracked.rollback()
+    assert not hasattr(model, "seen")
+    model.register_buffer("seen", torch.ones(1))
+    tracked.mark()
+    model.seen += 1
+    tracked.rollback()
+    assert model.seen.tolist() == [1]
+    del model.seen
+    tracked.rollback()
+    assert model.seen.tolist() == [1]
+    del model.seen
+    tracked.mark()
+    tracked.rollback()
+    assert not hasattr(model, "seen")
+
+
+def test_the_buffers_of_a_layer_that_came_since_the_mark_are_marked() -> None:
+    model = nn.Sequential(nn.Linear(2, 2))
+    tracked = Tracked({"m": model})
+    tracked.mark()
+    model[0] = nn.BatchNorm1d(2)
+    tracked.rollback()
+    assert model(torch.ones(3, 2)).shape == (3, 2)
+    tracked.mark()
+    kept = model[0].running_mean.tolist()
+    model(torch.ones(3, 2))
+    tracked.rollback()
+    assert model[0].running_mean.tolist() == kept
+
+
+def test_a_buffer_that_is_none_at_the_peer_is_none_here() -> None:
+    model, other = nn.Module(), nn.Module()
+    for each in (model, other):
+        each.register_buffer("cache", torch.ones(1))
+    model.cache = None
+    tracked, newcomer = Tracked({"m": model}), Tracked({"m": other})
+    receive(tracked.capture(), newcomer)
+    assert other.cache is None
+    assert tracked.digest() == newcomer.digest()
+
+
 def test_big_buffers_are_copied_only_when_they_changed() -> None:
     model = nn.Module()
     model.register_buffer("big", torch.zeros(100_000))

@@ -122,7 +122,7 @@ class LateAdditions:
                     "it, and the training ends at the first fault. Build it at the start, frozen "
                     "if it trains later (requires_grad_(False))"
                 )
-            if gone := [path for path in before if path not in self._shapes]:
+            elif gone := [path for path in before if path not in self._shapes]:
                 lines.append(
                     f"{_some(gone)} went after s.track, or shares the weights of another parameter "
                     "since: a replaced rank still has it, and the training ends at the first "

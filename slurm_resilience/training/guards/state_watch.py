@@ -247,9 +247,9 @@ class StateWatch:
         self._has_committed = False
         if changed := self._tracked.changed_buffers():
             self._warn(
-                f"{_some(changed)}, a buffer, changed between s.update() and the next batch: a "
-                "fault in the next step puts it back. Change it inside of `with s.update():`, or "
-                "before it, as forward does"
+                f"{_some(changed)}, a buffer, changed between s.update() and the next batch, or in "
+                "a way that torch does not count (through .data): a fault in the next step puts it "
+                "back. Change it inside of `with s.update():`, or before it, as forward does"
             )
 
     def commit(self) -> None:

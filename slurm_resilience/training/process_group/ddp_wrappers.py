@@ -47,7 +47,7 @@ class DdpWrappers:
         return {
             id(buffer)
             for one in self._alive
-            if isinstance(one, Wrapper) and one.broadcast_buffers
+            if isinstance(one, Wrapper) and compat.sends_buffers(one)
             for buffer in one.module.buffers()
         }
 

@@ -150,6 +150,9 @@ def land_module(
         if fresh is not here[BUFFERS].get(key):
             saved = key not in there["unsaved"]
             landing.after.append(partial(_put_buffer, module, key, fresh, persistent=saved))
+    for key in here[BUFFERS].keys() - there[BUFFERS].keys():
+        # It is None at the peer, or not made yet.
+        landing.after.append(partial(_empty_buffer, module, key))
     for key, owner in _with_extra(module, choice):
         if key in there["extra"]:
             extra = landing.place(
@@ -164,6 +167,11 @@ def _put_buffer(module: nn.Module, key: str, tensor: torch.Tensor, *, persistent
     path, _, name = key.rpartition(".")
     with contextlib.suppress(AttributeError):
         compat.put_buffer(module.get_submodule(path), name, tensor, persistent=persistent)
+
+
+def _empty_buffer(module: nn.Module, key: str) -> None:
+    path, _, name = key.rpartition(".")
+    module.get_submodule(path)._buffers[name] = None
 
 
 def _with_extra(module: nn.Module, choice: Choice) -> Iterator[tuple[str, nn.Module]]:

@@ -7,6 +7,7 @@ the parameters' version counters, which tell whether anything changed a paramete
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Collection, Iterator, Sequence
 from itertools import chain
 from typing import Any
@@ -14,6 +15,10 @@ from typing import Any
 import torch
 from torch import nn
 from torch.distributed.tensor import DTensor
+from torch.nn.modules.module import (
+    register_module_buffer_registration_hook,
+    register_module_module_registration_hook,
+)
 
 from slurm_resilience.training import compat
 from slurm_resilience.training.state import adapters, describe, rng
@@ -37,7 +42,18 @@ class _Buffers:
     """All buffers of some modules, and their values at the mark."""
 
     def __init__(self, modules: Sequence[nn.Module]) -> None:
-        self.places = compat.buffer_places(modules)
+        self._modules = modules
+        self.came = False
+        """A module was given one since `places` were read, as some forwards do."""
+        self._find()
+        note = weakref.WeakMethod(self._note)
+        for register in (
+            register_module_buffer_registration_hook,
+            register_module_module_registration_hook,
+        ):
+            # What such a hook returns would take the place of what is registered.
+            handle = register(lambda module, *_: (noted := note()) and noted(module))
+            weakref.finalize(self, handle.remove)
         self._seen: list[torch.Tensor | None] = []
         self._small: tuple[list[torch.Tensor], list[torch.Tensor]] = ([], [])
         """In use, kept."""
@@ -46,23 +62,41 @@ class _Buffers:
 
     @torch.no_grad()
     def mark(self) -> None:
-        now = [owner[key] for owner, key in self.places]
+        try:
+            now = [owner[key] for owner, key in self.places] if not self.came else []
+        except KeyError:  # one was deleted
+            self.came = True
+        if self.came:
+            self._find()
+            now = [owner[key] for owner, key in self.places]
         if len(now) != len(self._seen) or any(
             a is not b for a, b in zip(now, self._seen, strict=True)
         ):
             self._begin(now)
             return
         if self._small[0]:
-            compat.copy_all(self._small[1], self._small[0])
+            try:
+                compat.copy_all(self._small[1], self._small[0])
+            except RuntimeError:  # `buffer.data = other`, of another shape
+                self._begin(now)
+                return
         for number, version in self._changed():
             used, kept = self._big[number]
             describe.local_shard(kept).copy_(describe.local_shard(used))
             self._versions[number] = version
 
     def rollback(self) -> None:
+        places = compat.buffer_places(self._modules) if self.came else []
+        known = {(id(owner), key) for owner, key in self.places}
+        for owner, key in places:
+            if id(owner) in self._tables and (id(owner), key) not in known:
+                del owner[key]  # the step that is repeated makes it anew
         for (owner, key), seen in zip(self.places, self._seen, strict=True):
-            if owner[key] is not seen:
+            if owner.get(key) is not seen or key not in owner:
                 owner[key] = seen
+        for used, kept in zip(*self._small, strict=True):
+            if used.shape != kept.shape:
+                used.data = kept.clone()
         if self._small[0]:
             compat.copy_all(self._small[0], self._small[1])
         for number, _ in self._changed():
@@ -78,6 +112,15 @@ class _Buffers:
         values |= {id(one): kept for one, kept in self._big}
         return [(one, values.get(id(one))) for one in self._seen]
 
+    def _find(self) -> None:
+        parts = [part for module in self._modules for part in module.modules()]
+        self._parts = {id(part) for part in parts}
+        self._tables = {id(part._buffers) for part in parts}
+        self.places, self.came = compat.buffer_places(self._modules), False
+
+    def _note(self, module: nn.Module) -> None:
+        self.came = self.came or id(module) in self._parts
+
     def _changed(self) -> list[tuple[int, int]]:
         """Return number and present version of each big buffer that was written to."""
         now = compat.versions([used for used, _ in self._big])
@@ -87,12 +130,18 @@ class _Buffers:
         """Copy everything, because a buffer is another tensor than before."""
         self._seen = now
         tensors = [one for one in now if one is not None]
-        local = [describe.local_shard(one) for one in tensors]
-        small = [one for one in local if one.nbytes <= SMALL_BYTES]
-        self._small = (small, [one.clone() for one in small])
+        small = [_memory(one) for one in tensors]
+        small = [one for one in small if one.nbytes <= SMALL_BYTES]
+        self._small = (small, [one.detach().clone() for one in small])
         big = [one for one in tensors if describe.local_shard(one).nbytes > SMALL_BYTES]
         self._big = [(one, one.clone()) for one in big]
         self._versions = compat.versions(big)
+
+
+def _memory(buffer: torch.Tensor) -> torch.Tensor:
+    """Return what is copied of a buffer. Of a plain one no view: `buffer.data = other` would leave
+    that behind."""
+    return describe.local_shard(buffer) if isinstance(buffer, DTensor) else buffer
 
 
 class _Window:
@@ -231,8 +280,9 @@ class RollbackPoint:
         self._versions = list(map(compat.VERSION, self._parameters))
         self._samples = [sample(parameter) for parameter in self._parameters] if values else []
         self._contents.take()
-        if self._buffers.places:
-            self._buffers.mark()
+        buffers = self._buffers
+        if buffers.places or buffers.came:
+            buffers.mark()
         if self._generators:
             self._drawn = [one.state_dict() for one in self._generators]
         if values:

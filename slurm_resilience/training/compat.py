@@ -186,6 +186,12 @@ def sends_buffers(wrapper: nn.parallel.DistributedDataParallel) -> bool:
 
 
 @seen("2.13")
+def hook_states(wrapper: Any) -> list[Any]:
+    """Return the states that a DDP wrapper's hooks for gradients were registered with."""
+    return [state for _, state in wrapper._comm_hooks]
+
+
+@seen("2.13")
 def watch_frozen(parameter: torch.Tensor, came: Callable[[], None]) -> Callable[[], None]:
     """Have a function called when a frozen parameter gets a gradient after all, because it was
     unfrozen. Returns what ends this."""

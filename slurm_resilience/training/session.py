@@ -212,6 +212,7 @@ class Session:
         wrapped = nn.parallel.DistributedDataParallel(module, **ddp_kwargs)
         participant.group.hold(wrapped)
         participant.weights.wrap(wrapped)
+        participant.guards.state.watch_hooks(wrapped)
         for steps in self._microbatches:
             steps.wrap_anew(wrapped)
         if participant.watch is not None:

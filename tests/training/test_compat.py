@@ -22,6 +22,7 @@ torch = pytest.importorskip("torch", reason="torch is not installed")
 import torch.distributed as dist  # noqa: E402
 from torch import nn  # noqa: E402
 from torch._subclasses import FakeTensorMode  # noqa: E402
+from torch.distributed.algorithms.ddp_comm_hooks import default_hooks  # noqa: E402
 from torch.distributed.fsdp import fully_shard  # noqa: E402
 from torch.distributed.tensor import DTensor  # noqa: E402
 
@@ -196,6 +197,14 @@ def _() -> None:
     late.register_buffer("made_later", torch.ones(1))
     wrapper(torch.ones(1, 2)).sum().backward()
     assert not compat.sends_buffers(wrapper)
+
+
+@tries("hook_states")
+def _() -> None:
+    wrapper, state = nn.parallel.DistributedDataParallel(linear()), object()
+    assert compat.hook_states(wrapper) == []
+    wrapper.register_comm_hook(state, default_hooks.allreduce_hook)
+    assert compat.hook_states(wrapper) == [state]
 
 
 @tries("watch_frozen")

@@ -77,7 +77,7 @@ def test_buffers_that_ddp_sends_are_told_nothing(run: Program) -> None:
 
 
 def test_buffers_that_ddp_does_not_know_are_told(run: Program) -> None:
-    """DDP never sends those that forward makes, in a module that had none when it was wrapped; after
+    """DDP never sends those that forward makes in a module that had none when it was wrapped; after
     a fault it wrapped one that had some, and sent them."""
     parts = LATE_CODEBOOK.replace("nn.BatchNorm1d(8)", "nn.Identity()")
     warned(run(USUAL, parts), "step 1: buffers differ: rank 1 from rank 0 in model.codes")

@@ -191,3 +191,45 @@ def test_a_list_of_tensors_that_are_tracked_is_told_nothing(
 ) -> None:
     """Each was named as a list that changes, and as averages that nothing tracks."""
     told_nothing(run(LIST.format(made=made, tracked=tracked), TRACKED))
+
+
+HOOK = """
+    from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_hook
+
+    class Errors:
+        def __init__(self):
+            self.steps = 0
+
+    def summed(state, bucket):
+        if isinstance(state, Errors):
+            state.steps += 1
+        return default_hooks.allreduce_hook(None, bucket)
+
+    def power():
+        return powerSGD_hook.PowerSGDState(None, start_powerSGD_iter=2)
+"""
+
+
+@pytest.mark.parametrize(
+    ("made", "hook", "kind"),
+    [
+        ("power()", "powerSGD_hook.powerSGD_hook", "PowerSGDState"),
+        ("s.once(Errors)", "summed", "Errors"),
+        ("object()", "summed", ""),
+        ("None", "default_hooks.fp16_compress_hook", ""),
+    ],
+    ids=["of torch", "own", "constant", "none"],
+)
+def test_a_hook_for_gradients_that_keeps_state_is_told(
+    run: Program, made: str, hook: str, kind: str
+) -> None:
+    """A replaced rank exchanged whole gradients where the others exchanged parts of them."""
+    body = USUAL.replace(
+        "net = s.ddp(model)", f"net = s.ddp(model)\nnet.register_comm_hook({made}, {hook})"
+    )
+    done = run(body, HOOK)
+    if kind:
+        words = f"{kind}, the state of DDP's hook for gradients, changes in each step"
+        assert len([line for line in done.stderr.splitlines() if words in line]) == 1, done.stderr
+    else:
+        told_nothing(done)

@@ -67,6 +67,7 @@ class StateWatch:
         self._updates = 0
         self._has_committed = False
         self._optimizing.parts.kept.begin(objects.values())
+        self._optimizing.parts.gradient_hooks.enter()
         self.is_done = False
         """True where nothing more is looked for in this world: on a rank that tells nothing, after
         the first updates. (In those, all ranks ask the training's own objects for their state,
@@ -137,6 +138,10 @@ class StateWatch:
         """Name what gives the objects that are kept from world to world."""
         self._optimizing.parts.kept.source = source
 
+    def watch_hooks(self, wrapper: nn.parallel.DistributedDataParallel) -> None:
+        """Look at the hooks for gradients that a wrapper of this world is given."""
+        self._optimizing.parts.gradient_hooks.watch(wrapper)
+
     def warn_of_untracked(self, module: nn.Module, names: Sequence[str]) -> None:
         """Warn, once, of a module that is wrapped to be trained and is not tracked.
 
@@ -182,11 +187,13 @@ class StateWatch:
             self._optimizing.stop()
         changed = tracked.changed()
         if turn == 0:
+            self._optimizing.parts.gradient_hooks.look()
             self._look_for_copies()
             if self._tell and (line := self._late.hooks.grown(self._optimizing.modules)):
                 self._warn(line)
             changed += tuple(n for n, one in self._optimizers.items() if self._replaced(n, one))
         if turn == 1:
+            self._look_for_gradient_hooks()
             self._look_for_hidden_state()
             self._look_for_untracked()
             if not asked_step and not self._may_count:
@@ -366,6 +373,16 @@ class StateWatch:
                     "rank begins without it. Keep it in its `state`, or give the optimizer a "
                     "state_dict and load_state_dict of its own"
                 )
+
+    def _look_for_gradient_hooks(self) -> None:
+        if kept := self._optimizing.parts.gradient_hooks.changed(self._others.values()):
+            self._warn(
+                f"{_some(kept)}, the state of DDP's hook for gradients, changes in each step and "
+                "is not tracked: if it outlives a fault, a replaced rank begins with another one, "
+                "and the ranks exchange what does not fit together. Make it beside s.ddp, so that "
+                "all begin anew: what it has kept is lost then, and the result is not the same to "
+                "the last bit"
+            )
 
     def _look_for_copies(self) -> None:
         """Warn of copies that the function has made of the weights, before they change."""

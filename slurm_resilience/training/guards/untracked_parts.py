@@ -31,6 +31,7 @@ from slurm_resilience.training.garbage import (
     newer_objects,
 )
 from slurm_resilience.training.guards.code.local_counts import LocalCounts
+from slurm_resilience.training.guards.gradient_hooks import GradientHooks
 from slurm_resilience.training.guards.kept_copies import KeptCopies
 from slurm_resilience.training.guards.kept_generators import KeptGenerators
 from slurm_resilience.training.guards.kept_objects import KeptObjects
@@ -81,6 +82,7 @@ class UntrackedParts:
         self.generators = KeptGenerators()
         self.locals = LocalCounts()
         self.kept = KeptObjects()
+        self.gradient_hooks = GradientHooks()
         self._found: list[_Part] | None = None
         """None: they were not looked for yet."""
         self.has_schedule = False

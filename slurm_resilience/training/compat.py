@@ -405,7 +405,9 @@ def unsaved_buffers(module: nn.Module) -> set[str]:
 
 
 @seen("2.13")
-def put_buffer(module: nn.Module, name: str, tensor: torch.Tensor, *, persistent: bool) -> None:
+def put_buffer(
+    module: nn.Module, name: str, tensor: torch.Tensor | None, *, persistent: bool
+) -> None:
     """Put a tensor in the place of a buffer, or make the buffer, if nothing else has its name."""
     if name in module._buffers:
         module._buffers[name] = tensor

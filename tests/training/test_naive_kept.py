@@ -193,12 +193,74 @@ def test_a_list_of_tensors_that_are_tracked_is_told_nothing(
     told_nothing(run(LIST.format(made=made, tracked=tracked), TRACKED))
 
 
+FLAT = "nn.utils.parameters_to_vector(model.parameters()).detach()"
+AVERAGES = {
+    "arrays": (
+        "[p.detach().numpy().copy() for p in model.parameters()]",
+        "for a, p in zip(kept, model.parameters()): a += 0.1 * (p.detach().numpy() - a)",
+    ),
+    "one vector": (f"{FLAT}.clone()", f"kept.lerp_({FLAT}, 0.001)"),
+    "made anew": (
+        "{n: p.detach().clone() for n, p in model.state_dict().items()}",
+        "kept = {n: kept[n] + (p - kept[n]) / (s.step + 2) for n, p in model.state_dict().items()}",
+    ),
+    "of one parameter": (
+        "model.weight.detach().clone()",
+        "kept = 0.9 * kept + 0.1 * model.weight.detach()",
+    ),
+    "before the step": (f"{FLAT}.double()", f"kept.lerp_({FLAT}.double(), 0.1); opt.step()"),
+}
+"""The ways in which averages are made, and updated."""
+
+
+@pytest.mark.parametrize("kind", AVERAGES)
+def test_averages_in_a_variable_are_told(run: Program, kind: str) -> None:
+    """They began anew after a fault, without a word."""
+    made, use = AVERAGES[kind]
+    body = USUAL.replace("net = s", f"kept = {made}\nnet = s")
+    steps = use if "opt.step()" in use else f"opt.step()\n        {use}"
+    done = run(body.replace("        opt.step()", f"        {steps}"))
+    warned(done, "averages of the weights (kept) are kept in the training function")
+
+
+def test_averages_that_are_kept_are_told_once(run: Program) -> None:
+    made, use = AVERAGES["one vector"]
+    body = USUAL.replace("s.track", f"kept = s.once(lambda: {made})\ns.track")
+    done = run(body.replace("opt.step()", f"opt.step()\n        {use}"))
+    warned(done, "kept by s.once, changes in each step")
+    assert "averages of the weights" not in done.stderr
+    tracked = body.replace("opt=opt)", "opt=opt, kept=kept)")
+    told_nothing(run(tracked.replace("opt.step()", f"opt.step()\n        {use}")))
+
+
+@pytest.mark.parametrize(
+    "use",
+    [
+        f"kept = {FLAT}.clone()",
+        f"kept = {FLAT}.half()",
+        f"kept = {FLAT} + 0.01 * torch.randn(9)",
+        f"kept = {FLAT} - 0.9 * kept",
+        "kept = torch.cat([p.grad.flatten() for p in model.parameters()])",
+        "kept = 0.9 * kept + 0.1e-6 * torch.cat([p.grad.flatten() for p in model.parameters()])**2",
+        "kept = list(model.parameters())",
+    ],
+    ids=["before", "halves", "with noise", "a difference", "gradients", "squares", "themselves"],
+)
+@pytest.mark.parametrize("when", ["before", "after"])
+def test_what_is_no_average_is_told_nothing(run: Program, use: str, when: str) -> None:
+    body = USUAL.replace("net = s", f"kept = {FLAT}.clone() * 0\nnet = s")
+    steps = f"{use}\n        opt.step()" if when == "before" else f"opt.step()\n        {use}"
+    told_nothing(run(body.replace("opt.step()", steps)))
+
+
 HOOK = """
     from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_hook
 
     class Errors:
         def __init__(self):
             self.steps = 0
+
+    OURS = Errors()
 
     def summed(state, bucket):
         if isinstance(state, Errors):
@@ -213,12 +275,14 @@ HOOK = """
 @pytest.mark.parametrize(
     ("made", "hook", "kind"),
     [
-        ("power()", "powerSGD_hook.powerSGD_hook", "PowerSGDState"),
+        ("s.once(power)", "powerSGD_hook.powerSGD_hook", "PowerSGDState"),
         ("s.once(Errors)", "summed", "Errors"),
+        ("OURS", "summed", "Errors"),
+        ("Errors()", "summed", ""),
         ("object()", "summed", ""),
         ("None", "default_hooks.fp16_compress_hook", ""),
     ],
-    ids=["of torch", "own", "constant", "none"],
+    ids=["of torch", "own", "global", "anew", "constant", "none"],
 )
 def test_a_hook_for_gradients_that_keeps_state_is_told(
     run: Program, made: str, hook: str, kind: str
@@ -229,7 +293,14 @@ def test_a_hook_for_gradients_that_keeps_state_is_told(
     )
     done = run(body, HOOK)
     if kind:
-        words = f"{kind}, the state of DDP's hook for gradients, changes in each step"
+        words = f"{kind}, the state of DDP's hook for gradients, changes in each step, outlives"
         assert len([line for line in done.stderr.splitlines() if words in line]) == 1, done.stderr
     else:
         told_nothing(done)
+
+
+def test_a_hook_for_gradients_that_begins_anew_after_a_fault_is_told(run: Program) -> None:
+    hooked = "net = s.ddp(model)\nnet.register_comm_hook(Errors(), summed)"
+    body = USUAL.replace("net = s.ddp(model)", hooked)
+    done = run(body, HOOK, inject="exception:rank=1,step=1")
+    warned(done, "Errors, the state of DDP's hook for gradients, was made anew after a fault")

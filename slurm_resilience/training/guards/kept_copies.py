@@ -97,7 +97,7 @@ class KeptCopies:
             tracked: all objects that are; what they hold is no copy to tell of.
         """
         self._tracked, self._copied, self._copies_left = list(tracked), [], MOST_COPIED
-        found = _copies(everything, modules, self._known(), _is_equal)
+        found = _copies(everything, modules, self.known(), _is_equal)
         self._before = {id(tensors[0]) for _, tensors, _ in found}
 
     def made(self, everything: Iterable[Any], modules: Iterable[nn.Module]) -> tuple[str, ...]:
@@ -109,7 +109,7 @@ class KeptCopies:
             modules: those that are tracked.
         """
         kinds: dict[int, str] = {}  # as in `look`
-        for thing, tensors, _ in _copies(everything, modules, self._known(), _is_equal):
+        for thing, tensors, _ in _copies(everything, modules, self.known(), _is_equal):
             # The model of the last world, which something may hold yet, is sharded as this one is.
             if id(tensors[0]) not in self._before and not isinstance(tensors[0], DTensor):
                 kinds.setdefault(id(tensors[0]), type(thing).__name__)
@@ -129,7 +129,7 @@ class KeptCopies:
             others: copies that are told of otherwise.
         """
         kept: dict[int, _Copy] = {}  # by the first tensor: a module has a table of its own as well
-        for thing, tensors, _ in _copies(everything, modules, self._known(others), _is_close):
+        for thing, tensors, _ in _copies(everything, modules, self.known(others), _is_close):
             kept.setdefault(id(tensors[0]), _copy(thing, tensors))
         self._found = list(kept.values())
 
@@ -148,7 +148,7 @@ class KeptCopies:
         """
         known = {id(first) for one in self._found if (first := one.first()) is not None}
         known |= {id(first) for one in self._late if (first := one.copy.first()) is not None}
-        for thing, tensors, like in _copies(everything, modules, self._known(others), _is_close):
+        for thing, tensors, like in _copies(everything, modules, self.known(others), _is_close):
             if len(self._found) >= MOST:
                 break
             # A parameter in a list or a dict is a module's, which is looked at itself.
@@ -183,10 +183,10 @@ class KeptCopies:
         made = [one for noted in self._copied if (one := noted()) is not None]
         self._copied = []
         self._copies_left -= len(made)
-        found = _copies(made, modules, self._known(others), _is_close)
+        found = _copies(made, modules, self.known(others), _is_close)
         self._late += [_Late(_copy(thing, tensors), 0) for thing, tensors, _ in found]
 
-    def _known(self, others: Iterable[nn.Module] = ()) -> set[int]:
+    def known(self, others: Iterable[nn.Module] = ()) -> set[int]:
         """Return the ids of what is tracked, and of copies that are told of otherwise."""
         return {id(one) for thing in (*self._tracked, *others) for one in (thing, *held(thing))}
 

@@ -53,8 +53,8 @@ class KeptObjects:
         self._tracked: list[Any] = []
         self._readings: list[_Reading] = []
         self._told: set[int] = set()
-        self.is_over = False
-        """Nothing is looked at any more."""
+        self.is_over = self.has_told = False
+        """Nothing is looked at any more; and some were told of."""
 
     def begin(self, tracked: Iterable[Any]) -> None:
         """Begin a world.
@@ -85,7 +85,9 @@ class KeptObjects:
         first, second, third = self._readings
         self.is_over, self._readings = True, []
         common = first.keys() & second.keys() & third.keys()
-        return tuple(sorted(n for n in common if _goes_on(first[n], second[n], third[n])))
+        changing = tuple(sorted(n for n in common if _goes_on(first[n], second[n], third[n])))
+        self.has_told = bool(changing)
+        return changing
 
 
 def _goes_on(first: _Seen, second: _Seen, third: _Seen) -> bool:

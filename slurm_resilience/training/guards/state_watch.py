@@ -67,7 +67,7 @@ class StateWatch:
         self._updates = 0
         self._has_committed = False
         self._optimizing.parts.kept.begin(objects.values())
-        self._optimizing.parts.gradient_hooks.enter()
+        self._optimizing.parts.gradient_hooks.enter(is_trained=step > 0)
         self.is_done = False
         """True where nothing more is looked for in this world: on a rank that tells nothing, after
         the first updates. (In those, all ranks ask the training's own objects for their state,
@@ -317,6 +317,13 @@ class StateWatch:
             )
         if not self._may_count:
             self._optimizing.parts.look_at_copied(self._optimizing.modules)
+        if kept := self._averages():
+            self._warn(
+                f"averages of the weights ({_some(kept)}) are kept in the training function and "
+                "not tracked: after a fault they begin anew. Track them: s.track(model=…, opt=…, "
+                "average=…), a module (torch.optim.swa_utils.AveragedModel), a tensor, or an "
+                "object with state_dict and load_state_dict; and update them in s.update()"
+            )
         if copied := self._optimizing.parts.copies.written():
             self._warn(
                 f"a {_some(copied)} with the parameters' shapes and nearly their values is written "
@@ -365,6 +372,15 @@ class StateWatch:
             log.debug("the function's own counts are not looked at: %r", error)
             return ()
 
+    def _averages(self) -> tuple[str, ...]:
+        parts, found = self._optimizing.parts, tuple[str, ...]()
+        if self._tell and not self._may_count:
+            with ends_no_training():
+                kept = list(parts.kept.source()) if parts.kept.has_told else []
+                known = parts.copies.known() | parts.copies.tensors()
+                found = parts.averages.found(self._optimizing.modules, kept, known)
+        return found
+
     def _look_for_hidden_state(self) -> None:
         for name, one in self._optimizers.items():
             if hidden := hidden_state(one):
@@ -375,14 +391,9 @@ class StateWatch:
                 )
 
     def _look_for_gradient_hooks(self) -> None:
-        if kept := self._optimizing.parts.gradient_hooks.changed(self._others.values()):
-            self._warn(
-                f"{_some(kept)}, the state of DDP's hook for gradients, changes in each step and "
-                "is not tracked: if it outlives a fault, a replaced rank begins with another one, "
-                "and the ranks exchange what does not fit together. Make it beside s.ddp, so that "
-                "all begin anew: what it has kept is lost then, and the result is not the same to "
-                "the last bit"
-            )
+        parts = self._optimizing.parts
+        for line in parts.gradient_hooks.changed(self._others.values(), parts.kept.source()):
+            self._warn(line)
 
     def _look_for_copies(self) -> None:
         """Warn of copies that the function has made of the weights, before they change."""

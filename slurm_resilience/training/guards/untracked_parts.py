@@ -30,6 +30,7 @@ from slurm_resilience.training.garbage import (
     let_go_of_older_objects,
     newer_objects,
 )
+from slurm_resilience.training.guards.code.kept_averages import KeptAverages
 from slurm_resilience.training.guards.code.local_counts import LocalCounts
 from slurm_resilience.training.guards.gradient_hooks import GradientHooks
 from slurm_resilience.training.guards.kept_copies import KeptCopies
@@ -82,6 +83,7 @@ class UntrackedParts:
         self.generators = KeptGenerators()
         self.locals = LocalCounts()
         self.kept = KeptObjects()
+        self.averages = KeptAverages()
         self.gradient_hooks = GradientHooks()
         self._found: list[_Part] | None = None
         """None: they were not looked for yet."""
@@ -187,7 +189,8 @@ class UntrackedParts:
                 hold what counts.
         """
         parts = (self.copies, self.generators, self.attributes, self.buffers)
-        is_over = all(one.is_over for one in parts) and (but_locals or self.locals.is_over)
+        counts = self.locals.is_over and self.averages.is_over
+        is_over = all(one.is_over for one in parts) and (but_locals or counts)
         waits = self._found or self._made or self._late
         self.is_over = is_over and not waits and (but_locals or self._found is not None)
 

@@ -152,7 +152,7 @@ def land_module(
             landing.after.append(partial(_put_buffer, module, key, fresh, persistent=saved))
     for key in here[BUFFERS].keys() - there[BUFFERS].keys():
         # It is None at the peer, or not made yet.
-        landing.after.append(partial(_empty_buffer, module, key))
+        landing.after.append(partial(_put_buffer, module, key, None, persistent=True))
     for key, owner in _with_extra(module, choice):
         if key in there["extra"]:
             extra = landing.place(
@@ -161,17 +161,14 @@ def land_module(
             landing.after.append(lambda owner=owner, extra=extra: owner.set_extra_state(extra))  # type: ignore[misc]
 
 
-def _put_buffer(module: nn.Module, key: str, tensor: torch.Tensor, *, persistent: bool) -> None:
+def _put_buffer(
+    module: nn.Module, key: str, tensor: torch.Tensor | None, *, persistent: bool
+) -> None:
     """Give a module a buffer that forward has made or enlarged at the peer (a table of positions, a
     mask), as it will here. Where there is no place for it, forward makes it anew."""
     path, _, name = key.rpartition(".")
     with contextlib.suppress(AttributeError):
         compat.put_buffer(module.get_submodule(path), name, tensor, persistent=persistent)
-
-
-def _empty_buffer(module: nn.Module, key: str) -> None:
-    path, _, name = key.rpartition(".")
-    module.get_submodule(path)._buffers[name] = None
 
 
 def _with_extra(module: nn.Module, choice: Choice) -> Iterator[tuple[str, nn.Module]]:

@@ -6,20 +6,17 @@ from __future__ import annotations
 import dis
 import inspect
 import math
-import sys
 from collections.abc import Iterator
 from types import CodeType, FrameType
 from typing import Any
+
+from slurm_resilience.training.guards.code.program_locals import program_locals
 
 LOOKS = 4
 """Updates before which they are looked at; three in a row tell what counts."""
 SAME_SHARE = 1e-6
 """Two differences, or two ratios, are the same up to this part of them."""
-HOLDERS = 3
-"""References to a copy of a frame's variables that the program has not asked for: the frame's, our
-own, and one of the question."""
 _JUMPS = {*dis.hasjrel, *dis.hasjabs}
-_PACKAGE = __name__.partition(".")[0]
 
 _Reading = dict[tuple[CodeType, str], float]
 
@@ -61,26 +58,12 @@ class LocalCounts:
 
 
 def _read(frame: FrameType | None) -> _Reading:
-    """Return the numbers in the frames of the program that called, up to the training function."""
-    while frame is not None and _is_ours(frame):
-        frame = frame.f_back
-    found: _Reading = {}
-    while frame is not None and not _is_ours(frame):
-        if frame.f_code.co_flags & inspect.CO_OPTIMIZED:  # else these are the module's own
-            values = frame.f_locals
-            for name, value in values.items():
-                if type(value) in (int, float):
-                    found[frame.f_code, name] = value
-            # Before Python 3.13 the frame keeps this copy, and all it holds; and `locals()` is it.
-            if type(values) is dict and sys.getrefcount(values) <= HOLDERS:
-                values.clear()
-        frame = frame.f_back
-    return found
-
-
-def _is_ours(frame: FrameType) -> bool:
-    name = frame.f_globals.get("__name__", "")
-    return isinstance(name, str) and name.partition(".")[0] == _PACKAGE
+    """Return the numbers in the frames of the program that called."""
+    return {
+        (code, name): value
+        for code, name, value in program_locals(frame)
+        if type(value) in (int, float)
+    }
 
 
 def _goes_on(a: float, b: float, c: float) -> bool:

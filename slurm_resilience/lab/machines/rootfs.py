@@ -78,6 +78,9 @@ def _show_python(root: Path) -> None:
             _show(directory, root, recursive=False)
             shown.append(directory)
     extensions = [file for directory in shown for file in directory.rglob("*.so")]
+    # A Python of its own place is there with all that lies below it; its libraries may be Debian's.
+    built_in = [directory for directory in modules if directory.name == "lib-dynload"]
+    extensions += [file for directory in built_in for file in directory.rglob("*.so")]
     for file in sorted({interpreter, *_libraries([interpreter, *extensions])}):
         target = root / file.relative_to("/")
         # A newer release of a library serves its older callers; the interpreter must be this one.

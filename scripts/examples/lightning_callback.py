@@ -26,9 +26,11 @@ class ResilientCallback:
         self._update: Any = None
 
     def on_before_optimizer_step(self, trainer: Any, module: Any, optimizer: Any) -> None:
-        """After backward and clipping; not called for batches that only accumulate gradients."""
-        self._update = self._session.update()
-        self._update.__enter__()
+        """After backward; not called for batches that only accumulate gradients. Once for each
+        optimizer of a batch: do all its backwards first, and then step them all."""
+        if self._update is None:
+            self._update = self._session.update()
+            self._update.__enter__()
 
     def on_train_batch_end(
         self, trainer: Any, module: Any, outputs: Any, batch: Any, batch_idx: int

@@ -5,7 +5,17 @@
 
 Each rank has a Trainer of its own that knows of no other rank: what ranks have in common (batches,
 averaged gradients, the state) is the session's. `ResilientTrainer` and `TrainerProgress` are what
-you take over.
+you take over. What its arguments mean then:
+
+- ``max_steps`` is how long it trains, in all; an "epoch" of its log is the whole training. Give
+  `Session.loader` as many batches, times ``gradient_accumulation_steps``. Evaluate and save by
+  steps (``eval_strategy="steps"``).
+- Each Trainer takes itself for the first process. So let rank 0 alone save, into a directory that
+  stays: ``save_strategy="steps" if s.rank == 0 else "no"``.
+- ``load_best_model_at_end`` is refused: another rank may still need the weights of the last step.
+  Load the checkpoint of ``trainer.state.best_global_step`` when `train` has returned.
+- ``seed`` counts for nothing: seed where the model is built.
+- ``average_tokens_across_devices`` does not either: a rank's loss is the mean over its own tokens.
 """
 
 from __future__ import annotations
@@ -13,15 +23,20 @@ from __future__ import annotations
 import argparse
 import contextlib
 import os
+import random
 import tempfile
 from collections.abc import Iterable, Iterator
+from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 import transformers
 from hf_trainer import ResilientCallback
-from transformers.trainer_callback import ExportableState
+from transformers.trainer_callback import DefaultFlowCallback, ExportableState
+from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
 
+from slurm_resilience.errors import UsageError
 from slurm_resilience.training import Session, resilient
 
 RANK_VARIABLES = ("RANK", "LOCAL_RANK", "WORLD_SIZE")
@@ -34,7 +49,7 @@ class TrainerProgress:
     count.
     """
 
-    _BEST = ("best_metric", "best_global_step", "best_model_checkpoint")
+    _BEST = ("best_metric", "best_global_step")
 
     def __init__(self) -> None:
         self._kept: dict[str, Any] = {"best": {}, "callbacks": []}
@@ -49,6 +64,9 @@ class TrainerProgress:
         """Set it, in a Trainer that begins."""
         for name, value in self._kept["best"].items():
             setattr(trainer.state, name, value)
+        if best := self._kept["best"].get("best_global_step"):
+            folder = Path(trainer.args.output_dir) / f"{PREFIX_CHECKPOINT_DIR}-{best}"
+            trainer.state.best_model_checkpoint = str(folder) if folder.is_dir() else None
         for callback, values in zip(_counting(trainer), self._kept["callbacks"], strict=False):
             vars(callback).update(values)
 
@@ -73,6 +91,9 @@ class ResilientTrainer(transformers.Trainer):
         net: what `Session.ddp` gave for the model.
         progress: tracked.
         trainer_kwargs: as for any Trainer; ``optimizers`` are tracked ones.
+
+    Raises:
+        UsageError: it is to load the best model, while the session may need that of the last step.
     """
 
     def __init__(
@@ -84,13 +105,25 @@ class ResilientTrainer(transformers.Trainer):
         **trainer_kwargs: Any,
     ) -> None:
         self._batches, self._net = batches, net
-        super().__init__(**trainer_kwargs)
+        if trainer_kwargs["args"].load_best_model_at_end:
+            raise UsageError(
+                "load_best_model_at_end=True changes the weights while another rank may still need "
+                "those of the last step: load the checkpoint of trainer.state.best_global_step "
+                "when the training is over"
+            )
+        with numbers_kept():
+            super().__init__(**trainer_kwargs)
         self.add_callback(_Keeper(self, progress, session))  # before the one that commits
         self.add_callback(ResilientCallback(session))
 
     def get_train_dataloader(self) -> Any:
         """Return the session's batches: they go on where the last update was."""
-        return self._batches
+        return self._until_stopped()
+
+    def _until_stopped(self) -> Iterator[Any]:
+        # Early stopping may have been due after the last update; a Trainer asks only after a step.
+        if not self.control.should_training_stop:
+            yield from self._batches
 
     def compute_loss(self, model: torch.nn.Module, *args: Any, **kwargs: Any) -> Any:
         """Compute through the wrapper, so that gradients are averaged over the ranks."""
@@ -102,15 +135,37 @@ class _Keeper(transformers.TrainerCallback):
         self._trainer, self._progress, self._session = trainer, progress, session
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        self._progress.give(self._trainer)
-        state.global_step = self._session.step
-        every = args.eval_steps if args.eval_strategy == "steps" else 0
-        if every and state.global_step and state.global_step % every == 0:
-            # The evaluation after the last update came too late to be kept.
-            self._trainer._determine_best_metric(self._trainer.evaluate(), trial=None)
+        trainer, step = self._trainer, self._session.step
+        self._progress.give(trainer)
+        # A logged loss is the mean over the steps since the last one; those before are not its own.
+        trainer._initial_global_step = trainer._globalstep_last_logged = step
+        state.global_step = step
+        if not step:
+            return
+        # What followed the last update may have been cut off by the fault.
+        due = DefaultFlowCallback().on_step_end(args, state, transformers.TrainerControl())
+        if due.should_evaluate:
+            is_best = trainer._determine_best_metric(trainer.evaluate(), trial=None)
+            due.should_save = is_best if args.save_strategy == "best" else due.should_save
+        if due.should_save:
+            trainer._save_checkpoint(trainer.model, trial=None)
 
     def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        state.epoch = state.global_step / state.max_steps
         self._progress.keep(self._trainer)
+
+
+@contextlib.contextmanager
+def numbers_kept() -> Iterator[None]:
+    """Put the random numbers back where they were. A Trainer seeds when it is made: after each
+    fault the numbers (dropout) of the first steps would come once more.
+    """
+    python, arrays = random.getstate(), np.random.get_state()
+    gpus = [torch.cuda.current_device()] if torch.cuda.is_available() else []
+    with torch.random.fork_rng(devices=gpus):
+        yield
+    random.setstate(python)
+    np.random.set_state(arrays)
 
 
 @contextlib.contextmanager
@@ -155,6 +210,7 @@ def build() -> tuple[torch.nn.Module, torch.optim.Optimizer, Any]:
         num_hidden_layers=2,
         num_attention_heads=2,
         max_position_embeddings=CONTEXT,
+        attention_dropout=0.1,
     )
     model = transformers.LlamaForCausalLM(shape)
     opt = torch.optim.AdamW(model.parameters(), lr=1e-2)

@@ -206,16 +206,21 @@ TRAINERS = {
 
 @pytest.mark.parametrize("name", TRAINERS)
 def test_the_real_trainers_end_with_the_same_bits(tmp_path: Path, name: str) -> None:
-    """Undisturbed, with a rank that is killed in an update, and with an error in a backward."""
+    """Undisturbed, with a rank that is killed in an update, and with an error in a backward. Both
+    models drop out: numbers that began anew would show. The loss that is told is each step's own:
+    one was divided by all steps before it."""
     machine = WarmMachine(tmp_path, modules=TRAINERS[name])
     words = ("--nproc=2", "--standby=0", str(EXAMPLES / f"{name}.py"), "--steps=12")
-    ends = []
+    ends: list[list[str]] = []
+    undisturbed: list[tuple[int, float]] = []
     try:
         for inject in ("", KILL, "exception:rank=0,step=6,phase=backward"):
             done = machine.run(words, more_environment(tmp_path, inject), ROOT)
             assert done.returncode == 0, done.stderr[-4000:]
+            if not inject:
+                undisturbed = [(int(step), float(loss)) for step, loss in STEP.findall(done.stdout)]
             if inject == KILL:
-                went_on(done, 12)
+                assert went_on(done, 12) == undisturbed
             ends.append(re.findall("^parameters (.+)$", done.stdout, re.MULTILINE))
     finally:
         machine.end()
@@ -223,34 +228,112 @@ def test_the_real_trainers_end_with_the_same_bits(tmp_path: Path, name: str) -> 
     assert ends[0] == ends[1] == ends[2], ends
 
 
-def test_early_stopping_counts_on_after_a_fault(tmp_path: Path) -> None:
-    """It began to count anew, and the training ended later, on all ranks alike."""
-    text = (EXAMPLES / "transformers_trainer.py").read_text()
-    chosen = 'eval_strategy="steps", eval_steps=1, metric_for_best_model="loss"'
-    more = "eval_dataset=torch.utils.data.Subset(Counting(), range(8)), model=model,"
-    stopping = "[transformers.EarlyStoppingCallback(6, 1e9)] + "
-    for old, new in (
-        ('save_strategy="no"', f'save_strategy="no", {chosen}'),
-        ("model=model,\n            args", f"{more}\n            args"),
-        ("callbacks=[Printer()]", f"callbacks={stopping}([Printer()]"),
+STOPPING = {
+    "transformers_trainer": (
+        (
+            'save_strategy="no"',
+            'save_strategy="no", eval_strategy="steps", eval_steps=1, metric_for_best_model="loss"',
+        ),
+        (
+            "model=model,\n            args",
+            "eval_dataset=torch.utils.data.Subset(Counting(), range(8)), model=model,\n"
+            "            args",
+        ),
+        (
+            "callbacks=[Printer()]",
+            "callbacks=[transformers.EarlyStoppingCallback(6, 1e9)] + ([Printer()]",
+        ),
         ("if s.rank == 0 else [],", "if s.rank == 0 else []),"),
-    ):
+    ),
+    "lightning_trainer": (
+        (
+            "    def configure_optimizers(self)",
+            """    def validation_step(self, batch, number):
+        self.log("loss", batch.sum())
+
+    def val_dataloader(self):
+        return torch.utils.data.DataLoader(torch.utils.data.Subset(Points(), range(8)), 8)
+
+    def configure_optimizers(self)""",
+        ),
+        ("max_epochs=1,", "max_epochs=1, num_sanity_val_steps=0, val_check_interval=2,"),
+        (
+            "callbacks=[callback,",
+            "callbacks=[callback, lightning.pytorch.callbacks.EarlyStopping("
+            '"loss", patience=3, min_delta=1e9),',
+        ),
+    ),
+}
+
+
+@pytest.mark.parametrize(("name", "last"), [("transformers_trainer", 7), ("lightning_trainer", 8)])
+def test_early_stopping_counts_on_after_a_fault(tmp_path: Path, name: str, last: int) -> None:
+    """It began to count anew, and the training ended later, on all ranks alike. A rank that dies
+    right after an update takes part in no evaluation after it: that is made up for."""
+    text = (EXAMPLES / f"{name}.py").read_text()
+    for old, new in STOPPING[name]:
         assert text.count(old) == 1, old
         text = text.replace(old, new)
     program = tmp_path / "train.py"
     program.write_text(text)
-    (tmp_path / "hf_trainer.py").write_text((EXAMPLES / "hf_trainer.py").read_text())
-    machine = WarmMachine(tmp_path, modules=TRAINERS["transformers_trainer"])
+    for module in ("hf_trainer", "lightning_callback"):
+        (tmp_path / f"{module}.py").write_text((EXAMPLES / f"{module}.py").read_text())
+    machine = WarmMachine(tmp_path, modules=TRAINERS[name])
     ends = []
+    faults = (
+        "",
+        KILL,
+        "exception:rank=0,step=4,phase=backward",
+        f"kill:rank=1,step={last},phase=after-update",
+        f"exception:rank=0,step={last},phase=after-update",
+    )
     try:
-        for inject in ("", KILL, "exception:rank=0,step=4,phase=backward"):
+        for inject in faults:
             words = ("--nproc=2", "--standby=0", str(program), "--steps=30")
             done = machine.run(words, more_environment(tmp_path, inject), ROOT)
             assert done.returncode == 0, done.stderr[-4000:]
-            ends.append(STEP.findall(done.stdout)[-1][0])
+            assert ("fault 1" in done.stderr or "SIGKILL" in done.stderr) == bool(inject)
+            # By the parameters: a fault after an update leaves its line out.
+            ends.append(set(re.findall("^parameters (.+)$", done.stdout, re.MULTILINE)))
+            if not inject:
+                assert int(STEP.findall(done.stdout)[-1][0]) == last
     finally:
         machine.end()
-    assert ends == ["7"] * 3
+    assert len(ends[0]) == 1
+    assert ends == ends[:1] * len(faults)
+
+
+def test_trainers_refuse_what_a_fault_would_spoil(tmp_path: Path) -> None:
+    """The weights of the best step would be in place of the last one's, which others may need; and
+    a schedule by epochs would never step."""
+    cases = {
+        "transformers_trainer": (
+            'save_strategy="no"',
+            'save_strategy="steps", eval_strategy="steps", load_best_model_at_end=True',
+            "load_best_model_at_end=True changes the weights",
+        ),
+        "lightning_trainer": (
+            "lambda: opt  #",
+            "lambda: ([opt], [torch.optim.lr_scheduler.StepLR(opt, 1)])  #",
+            'give it interval="step"',
+        ),
+    }
+    for module in ("hf_trainer", "lightning_callback"):
+        (tmp_path / f"{module}.py").write_text((EXAMPLES / f"{module}.py").read_text())
+    for name, (old, new, words) in cases.items():
+        text = (EXAMPLES / f"{name}.py").read_text()
+        assert text.count(old) == 1
+        program = tmp_path / f"{name}.py"
+        program.write_text(text.replace(old, new))
+        machine = WarmMachine(tmp_path, name=name, modules=TRAINERS[name])
+        try:
+            argv = ("--nproc=2", "--standby=0", str(program), "--steps=4")
+            done = machine.run(argv, more_environment(tmp_path, ""), ROOT)
+        finally:
+            machine.end()
+        assert done.returncode == 76
+        assert words in done.stderr
+        assert "fault 2" not in done.stderr
 
 
 @pytest.mark.parametrize("shape", ["gpt_oss", "deepseek", "qwen"])

@@ -27,6 +27,7 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
 from slurm_resilience.errors import UsageError
 from slurm_resilience.training.data import ReplayLoader
 from slurm_resilience.training.data.cache.fingerprint import fingerprint
+from slurm_resilience.training.data.prefetch import Prefetcher
 from slurm_resilience.training.data.source import SampleError
 from slurm_resilience.training.loaders import Loaders
 from slurm_resilience.training.recovery.healer import HealProgress
@@ -804,6 +805,73 @@ def test_an_iterators_state_saves_the_skipping(tmp_path: Path, cache: str) -> No
     assert [b.item() for b in loader] == list(range(20, 50))
     assert source.produced <= 30, "nothing was skipped"
     loader.close()
+
+
+class Placed(IterableDataset):  # type: ignore[type-arg]
+    """A stream that keeps its place in itself: iterated anew, it goes on from there."""
+
+    def __init__(self) -> None:
+        self.at = 0
+
+    def __iter__(self) -> Iterator[int]:
+        while self.at < 60:
+            self.at += 1
+            yield self.at - 1
+        self.at = 0
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"at": self.at}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.at = state["at"]
+
+
+@pytest.mark.parametrize("taken", [0, 3])
+@pytest.mark.parametrize("world", [2, 3])
+def test_a_stream_that_keeps_its_place_is_brought_back_to_it(taken: int, world: int) -> None:
+    """Batches were read ahead when the world ended. It went on where that had come to: samples were
+    lost, others came twice, and the ranks trained on shares of different batches."""
+    loader = ReplayLoader(
+        Placed(), global_batch=6, world=3, epochs=2, cache=False, prefetch_length=4
+    )
+    loader.commit()
+    batches = iter(loader)
+    for _ in range(taken):
+        next(batches)
+    loader.commit()
+    next(batches)
+    next(batches)
+    loader.rewind()
+    loader.reshare(0, world)
+    got = [batch.tolist() for batch in loader]
+    share = 6 // world
+    firsts = [*range(taken * 6, 60, 6), *range(0, 60, 6)]
+    assert got == [list(range(first, first + share)) for first in firsts]
+    loader.close()
+
+
+def test_a_position_is_not_read_before_its_stream_is_known(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The thread began the stream anew meanwhile."""
+    loader = ReplayLoader(Placed(), global_batch=6, cache=False)
+    loader.commit()
+    next(iter(loader))
+    loader.commit()
+    state = loader.state_dict()
+    loader.close()
+    other = ReplayLoader(Placed(), global_batch=6, cache=False)
+    known = []
+    move = Prefetcher.move
+
+    def noted(self: Prefetcher, number: int, place: Any = None) -> None:
+        known.append(self.before(number) is not None)
+        move(self, number, place)
+
+    monkeypatch.setattr(Prefetcher, "move", noted)
+    other.load_state_dict(state)
+    assert known == [True]
+    other.close()
 
 
 def test_a_generator_is_given_once(tmp_path: Path) -> None:

@@ -435,10 +435,11 @@ class ReplayLoader:
                 f"this state belongs to another loader: {', '.join(wrong) or 'no position'};"
                 " make the loader as it was then, or seek() to a batch of your choice"
             )
-        self.seek(state["position"])
+        # First, since the thread reads on as soon as it knows the position.
         if before := state.get("before"):
             given = SourceSample("batch", None, before["note"], before["state"])
             self._feed.remember(state["position"], given)
+        self.seek(state["position"])
 
     def close(self, remove: bool = False) -> None:
         """End the thread and let go of the cache. A loader that is dropped is closed as well.

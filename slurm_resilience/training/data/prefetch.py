@@ -163,8 +163,8 @@ class Prefetcher:
         with self._changed:
             if place is not None:
                 self._place = place
+                # What came before a batch of all ranks is the same in any world.
                 self._ready.clear()
-                self._before.clear()
             self._ready = {k: r for k, r in self._ready.items() if k >= number}
             self.next = self.committed = number
             if place is not None or self._thread is not None:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from copy import deepcopy
 from itertools import islice
 from typing import Any, Literal, NamedTuple, Protocol
@@ -253,6 +254,8 @@ class StreamReader:
         self._at = 0
         """Batches of this epoch that were taken."""
         self._end: int | None = None
+        self._first: Any = None
+        """A dataset's own state before it was read; None: it has none."""
         self.first_read = (0, 0)
         """The first batch that this process read, counted from 1, and a checksum of its first
         samples as they were before they are shared out; (0, 0): none was read."""
@@ -294,7 +297,7 @@ class StreamReader:
             self._number, self._at = number, before.note["at"]
             return
         if not reached:
-            self._begin(0, None)
+            self._begin(0, self._first)
             self._number = 0
         while self._number < number and self._take() is not None:
             pass
@@ -302,6 +305,8 @@ class StreamReader:
     def _begin(self, epoch: int, state: Any) -> None:
         source = self._open()
         again = self._iterator is not None or self._number > 0
+        if not again and self._first is None:
+            self._first = _state_before(source)
         _seed(source, self._order.seed, epoch)
         if state is not None and hasattr(source, "load_state_dict"):
             source.load_state_dict(deepcopy(state))
@@ -347,6 +352,19 @@ class StreamReader:
                 self._end = self._number
                 return None
             self._begin(self._epoch + 1, None)
+
+
+def _state_before(source: Any) -> Any:
+    """Return the state of a dataset that was not read yet: one that keeps its place in itself goes
+    on from there when it is iterated anew. None: it has none, or not before it is read."""
+    read = getattr(source, "state_dict", None)
+    if read is None or not hasattr(source, "load_state_dict"):
+        return None
+    if not isinstance(source, IterableDataset):
+        return None
+    with suppress(Exception):
+        return deepcopy(read())
+    return None
 
 
 class _Generator(torch.Generator):

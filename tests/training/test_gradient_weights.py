@@ -13,6 +13,7 @@ from state_ranks import run
 from torch import nn
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
 
+from slurm_resilience.training.data import ReplayLoader
 from slurm_resilience.training.data.gradient_weights import GradientWeights
 
 pytestmark = pytest.mark.training
@@ -32,8 +33,8 @@ def listen() -> list[str]:
 def gradient(rank: int, _: Any, loader_first: bool) -> float:
     """Return the gradient of the mean of three samples, of which rank 0 has two."""
     shares, model = GradientWeights(), nn.Linear(1, 1, bias=False)
-    train = SimpleNamespace(weight=4 / 3 if rank == 0 else 2 / 3)
-    other = SimpleNamespace(weight=0.5)
+    train = SimpleNamespace(weight=4 / 3 if rank == 0 else 2 / 3, unequal=3)
+    other = SimpleNamespace(weight=0.5, unequal=3)
     if loader_first:
         shares.expect(train, drop_last=True)
     wrapper = nn.parallel.DistributedDataParallel(model)
@@ -55,7 +56,7 @@ def hooked(rank: int, _: Any) -> tuple[int, list[str]]:
     """The same with a hook of the user's own, which comes after the wrapper."""
     told = listen()
     shares, model = GradientWeights(), nn.Linear(1, 1, bias=False)
-    train = SimpleNamespace(weight=4 / 3 if rank == 0 else 2 / 3)
+    train = SimpleNamespace(weight=4 / 3 if rank == 0 else 2 / 3, unequal=3)
     wrapper = nn.parallel.DistributedDataParallel(model)
     shares.wrap(wrapper)
     wrapper.register_comm_hook(None, allreduce_hook)
@@ -78,16 +79,16 @@ def test_a_hook_of_the_users_own_stays_and_is_warned_of(tmp_path: Path) -> None:
 def accumulates(rank: int, _: Any, weights: list[float]) -> list[str]:
     told = listen()
     shares, model = GradientWeights(), nn.Linear(1, 1, bias=False)
-    train = SimpleNamespace(weight=1.0)
+    train = SimpleNamespace(weight=1.0, unequal=0)
     wrapper = nn.parallel.DistributedDataParallel(model)
     shares.wrap(wrapper)
     shares.expect(train, drop_last=False)
     for weight in weights:
-        train.weight = weight
+        train.weight, train.unequal = weight, 0 if weight == 1.0 else 5
         shares.given(train)
         with wrapper.no_sync():
             wrapper(BATCH).mean().backward()
-        train.weight = 1.0
+        train.weight, train.unequal = 1.0, 0
         shares.given(train)
         wrapper(BATCH).mean().backward()
         shares.committed()
@@ -100,3 +101,33 @@ def test_unequal_shares_that_are_added_up_are_told_once(tmp_path: Path) -> None:
     assert "no_sync" in told[0]
     assert not silent
     assert run(accumulates, 2, tmp_path, [1.0, 1.0]) == [[], []]
+
+
+def of_two_loaders(rank: int, _: Any, sizes: list[int]) -> list[str]:
+    """Batches of two loaders, one loss; of three ranks."""
+    told = listen()
+    shares, model = GradientWeights(), nn.Linear(1, 1, bias=False)
+    wrapper = nn.parallel.DistributedDataParallel(model)
+    shares.wrap(wrapper)
+    loaders = [
+        ReplayLoader(BATCH.repeat(20, 1), global_batch=size, rank=rank, world=3, cache=False)
+        for size in sizes
+    ]
+    for loader in loaders:
+        shares.expect(loader, drop_last=True)
+        next(iter(loader))
+        shares.given(loader)
+    wrapper(BATCH).mean().backward()
+    shares.committed()
+    return told
+
+
+def test_unequal_shares_of_two_loaders_are_told_where_rank_0_has_equal_weights(
+    tmp_path: Path,
+) -> None:
+    """The first of three ranks has the same part of 16 samples as of 32; the others have not."""
+    told, *others = run(of_two_loaders, 3, tmp_path, [32, 16])
+    assert len(told) == 1
+    assert "two loaders" in told[0]
+    assert others == [[], []]
+    assert run(of_two_loaders, 3, tmp_path, [32, 32]) == [[], [], []]

@@ -36,15 +36,16 @@ class GradientWeights:
         self._told: set[str] = set()
         """Warnings that were given; each comes once."""
         self._weight = 1.0
-        self._weights: set[float] = set()
-        """Weights of the batches since the last update."""
+        self._unequal: set[int] = set()
+        """Sizes of the batches since the last update that ranks share unequally; 0: one of equal
+        shares. Not their weights, which may be the same on this rank, and others elsewhere."""
 
     def enter(self) -> None:
         """Begin a new world: its wrappers and loaders are made anew."""
         self._wrappers = []
         self._uneven, self._weighing = False, Weighing.UNWEIGHED
         self._weight = 1.0
-        self._weights.clear()
+        self._unequal.clear()
 
     def wrap(self, wrapper: nn.parallel.DistributedDataParallel) -> None:
         """Weigh what this wrapper averages, if shares are unequal."""
@@ -57,15 +58,15 @@ class GradientWeights:
     def given(self, loader: Any) -> None:
         """Weigh the next gradients as this loader's last share."""
         self._weight = loader.weight
-        self._weights.add(self._weight)
+        self._unequal.add(loader.unequal)
         # Not earlier: a hook of the user's own goes first, and one wrapper bears no two.
         if self._uneven and self._wrappers:
             self._register()
 
     def committed(self) -> None:
         """Say once that a step was weighed wrongly."""
-        mixed = len(self._weights) > 1 and self._weighing is not Weighing.UNWEIGHED
-        self._weights.clear()
+        mixed = len(self._unequal) > 1 and self._weighing is not Weighing.UNWEIGHED
+        self._unequal.clear()
         if mixed and "mixed" not in self._told:
             self._tell_mixed()
         elif self._weight != 1.0 and self._weighing is not Weighing.WEIGHED:
@@ -76,8 +77,9 @@ class GradientWeights:
         if dist.get_rank() == 0:
             log.warning(
                 "batches of unequal shares fell into one update: gradients that are added up "
-                "before they are exchanged (no_sync) are weighed wrongly; choose a global batch "
-                "that the number of ranks divides, and drop_last=True"
+                "before they are exchanged (no_sync, or a loss over batches of two loaders) are "
+                "weighed wrongly; choose global batches that the number of ranks divides, and "
+                "drop_last=True"
             )
 
     def _tell_not_weighed(self) -> None:

@@ -63,6 +63,8 @@ class Given(NamedTuple):
     which: Callable[[], Indices] = lambda: np.empty(0, np.int64)
     sizes: tuple[int, ...] = ()
     """Samples of each of its microbatches."""
+    batch: int = 0
+    """Samples of its batch over all ranks; 0: a full one's."""
 
 
 class ReplayLoader:
@@ -280,11 +282,14 @@ class ReplayLoader:
             if order.drop_last:
                 return  # the weight is that of a full batch
             size = order.size(number)
+            self._given = self._given._replace(batch=size)
         else:
             size = found.note["size"]
             begin, end = share(size, self.rank, self.world)
             first = (found.note["at"] - 1) * order.global_batch
-            self._given = Given(lambda: np.arange(first + begin, first + end, dtype=np.int64))
+            self._given = Given(
+                lambda: np.arange(first + begin, first + end, dtype=np.int64), (), size
+            )
         self.weight = _weight(self.rank, self.world, size)
 
     @property
@@ -302,6 +307,14 @@ class ReplayLoader:
         """Sample indices of the last share, (share,) int64; empty for whole batches. Worked out
         when asked for: most steps never ask."""
         return self._given.which()
+
+    @property
+    def unequal(self) -> int:
+        """Samples of the last batch over all ranks, if they cannot share it evenly; else 0."""
+        if self.kind == "batches":
+            return 0
+        size = self._given.batch or self.order.global_batch
+        return size if size % self.world else 0
 
     @property
     def sizes(self) -> tuple[int, ...]:

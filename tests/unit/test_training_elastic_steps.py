@@ -16,6 +16,7 @@ from torch import nn  # noqa: E402
 from slurm_resilience.errors import UsageError  # noqa: E402
 from slurm_resilience.training.data import ReplayLoader  # noqa: E402
 from slurm_resilience.training.elastic import same_numerics, tree_exchange  # noqa: E402
+from slurm_resilience.training.elastic.microbatch_step import NO_TOKENS  # noqa: E402
 from slurm_resilience.training.elastic.microbatches import (  # noqa: E402
     MicrobatchSteps,
     step_length,
@@ -314,6 +315,22 @@ def test_tokens_for_some_microbatches_only_are_refused() -> None:
     with pytest.raises(UsageError, match="for each microbatch, or for none"):
         for number, (x, _, _) in enumerate(step):
             step.backward(rank.net(x).sum(), tokens=3 if number else None)
+
+
+@pytest.mark.parametrize("same_bits", [False, True])
+def test_a_step_without_tokens_has_a_gradient_of_zero(
+    caplog: pytest.LogCaptureFixture, same_bits: bool
+) -> None:
+    """All labels were masked by chance. It ended the training, each time that it came there."""
+    rank = Rank()
+    steps = rank.enter(0, 1, same_bits)
+    for _ in range(2):
+        step = next(steps)
+        for x, _, _ in step:
+            step.backward(rank.net(x).sum() * 0.0, tokens=0)
+        step.refuse_unfinished()
+        assert all(not p.grad.any() for p in rank.net.parameters())
+    assert [one.getMessage() for one in caplog.records] == [NO_TOKENS]
 
 
 @pytest.mark.parametrize("tokens", [2.5, -1, float("nan"), torch.tensor(0.25)])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import enum
+import math
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
@@ -10,9 +11,15 @@ import torch
 
 from slurm_resilience.errors import UsageError
 from slurm_resilience.training.data.order import mix
+from slurm_resilience.training.data.warn_once import WarnOnce
 from slurm_resilience.training.elastic.gradient_sums import GradientSums, agreed
 from slurm_resilience.training.elastic.plan import StepSpan, plan
 from slurm_resilience.training.state import rng
+
+NO_TOKENS = (
+    "a step of microbatches had no tokens on any rank (tokens=0): its gradient is zero, and its "
+    "update is made with that"
+)
 
 
 class Turn(enum.Enum):
@@ -40,6 +47,7 @@ class StepSetting(NamedTuple):
     """Called before each microbatch: leaves the step where its world is over."""
     asks: Callable[[], None]
     """Called when the program asks how far the training is."""
+    warn: WarnOnce
 
 
 class MicrobatchStep:
@@ -155,9 +163,10 @@ class MicrobatchStep:
         total = self.samples
         if self._tokens is not None:
             total = agreed([self._tokens])[0] if self._setting.world > 1 else self._tokens
-            if total < 1:
-                raise UsageError("the ranks gave step.backward no tokens in this step: tokens=0")
-        self._sums.finish(total / self._setting.size)
+        if not total:
+            self._setting.warn(NO_TOKENS)
+        # A sum over nothing is zero. An end here would be final: the step comes again as it was.
+        self._sums.finish(total / self._setting.size if total else math.inf)
         # What is drawn between two steps is the same on every rank.
         following = self._span.first + self._span.count
         rng.seed(mix(mix(mix(self._setting.seed)) + following))

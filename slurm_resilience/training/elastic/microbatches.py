@@ -11,6 +11,7 @@ from torch import nn
 
 from slurm_resilience.errors import UsageError
 from slurm_resilience.training.data.loader import ReplayLoader
+from slurm_resilience.training.data.warn_once import warn_once
 from slurm_resilience.training.elastic.gradient_sums import TrainedNets, sums_of
 from slurm_resilience.training.elastic.microbatch_step import MicrobatchStep, StepSetting
 from slurm_resilience.training.elastic.plan import StepSpan
@@ -95,8 +96,9 @@ class MicrobatchSteps:
         factor = rate_factor(rate, length * size, full * size)
         self._waits = waits
         seed = loader.order.seed
+        warn = (lambda text: None) if rank else warn_once()
         self._setting = StepSetting(
-            size, seed, rank, world, together, factor, self._before_exchange, check, asks
+            size, seed, rank, world, together, factor, self._before_exchange, check, asks, warn
         )
 
     def wrap_anew(self, wrapper: nn.parallel.DistributedDataParallel) -> None:

@@ -10,11 +10,14 @@ you take over. What its arguments mean then:
 - ``max_steps`` is how long it trains, in all; an "epoch" of its log is the whole training. Give
   `Session.loader` as many batches, times ``gradient_accumulation_steps``. Evaluate and save by
   steps (``eval_strategy="steps"``).
+- What chooses batches (``per_device_train_batch_size``, ``group_by_length``, ``dataloader_…``)
+  counts for nothing: `Session.loader` does it, and its ``collate_fn``.
 - Each Trainer takes itself for the first process. So let rank 0 alone save, into a directory that
   stays: ``save_strategy="steps" if s.rank == 0 else "no"``.
 - ``load_best_model_at_end`` is refused: another rank may still need the weights of the last step.
   Load the checkpoint of ``trainer.state.best_global_step`` when `train` has returned.
 - ``seed`` counts for nothing: seed where the model is built.
+- ``bf16`` works; the gradient scaler that ``fp16`` needs is the Trainer's own, and not tracked.
 - ``average_tokens_across_devices`` does not either: a rank's loss is the mean over its own tokens.
 """
 

@@ -362,6 +362,11 @@ LEFT_OUT: dict[str, tuple[dict[str, Any], str]] = {
         {"sampler": WeightedRandomSampler([1.0] * 8, 80)},
         "WeightedRandomSampler of 80 samples",
     ),
+    "the first few": (
+        {"sampler": SequentialSampler(range(3))},
+        "SequentialSampler of 3 of 8 samples",
+    ),
+    "some of them": ({"sampler": RandomSampler(range(3))}, "RandomSampler of 3 of 8 samples"),
     "not put back": (
         {"sampler": WeightedRandomSampler([1.0] * 8, 8, replacement=False)},
         "WeightedRandomSampler without replacement",

@@ -52,6 +52,8 @@ def unlike_session(loader: DataLoader[Any]) -> str:
         kind = type(one).__name__
         if type(one) not in _KNOWN:
             return kind
+        if fewer := _other_samples(one, loader.dataset):
+            return f"{kind} of {fewer}"
         if type(one) not in (RandomSampler, WeightedRandomSampler):
             continue
         length = len(one.weights if isinstance(one, WeightedRandomSampler) else one.data_source)
@@ -60,3 +62,12 @@ def unlike_session(loader: DataLoader[Any]) -> str:
         if one.num_samples != length:
             return f"{kind} of {one.num_samples} samples"
     return ""
+
+
+def _other_samples(sampler: Any, dataset: Any) -> str:
+    """Tell how many samples of the dataset a sampler chooses from, if not from all; else empty."""
+    source = getattr(sampler, "data_source", None)
+    if source is None or source is dataset or not hasattr(dataset, "__len__"):
+        return ""
+    chosen, all_of_them = len(source), len(dataset)
+    return "" if chosen == all_of_them else f"{chosen} of {all_of_them} samples"

@@ -38,12 +38,14 @@ class TrainerProgress:
     def __init__(self) -> None:
         self.batches = 0
         """Batches that were taken."""
-        self.global_step = 0
+        self._global_step = 0
+        self._logger_step = 0
         self._callbacks: dict[str, Any] = {}
 
     def keep(self, trainer: lightning.Trainer, batches: int) -> None:
         """Note it, inside of an update."""
-        self.batches, self.global_step = batches, trainer.global_step
+        self.batches, self._global_step = batches, trainer.global_step
+        self._logger_step = trainer.fit_loop.epoch_loop._batches_that_stepped
         self._callbacks = {one.state_key: copy.deepcopy(one.state_dict()) for one in _all(trainer)}
 
     def give(self, trainer: lightning.Trainer) -> None:
@@ -52,9 +54,10 @@ class TrainerProgress:
             if kept := self._callbacks.get(one.state_key):
                 one.load_state_dict(copy.deepcopy(kept))
         loop = trainer.fit_loop.epoch_loop
-        loop.automatic_optimization.optim_progress.optimizer.step.total.completed = self.global_step
-        loop.manual_optimization.optim_step_progress.total.completed = self.global_step
-        loop._batches_that_stepped = self.global_step  # what loggers count by
+        automatic, manual = loop.automatic_optimization, loop.manual_optimization
+        automatic.optim_progress.optimizer.step.total.completed = self._global_step
+        manual.optim_step_progress.total.completed = self._global_step
+        loop._batches_that_stepped = self._logger_step
 
     def state_dict(self) -> dict[str, Any]:
         return dict(vars(self))
@@ -99,6 +102,7 @@ class Resilient(ResilientCallback, lightning.Callback):
             trainer.validating = True
             trainer.fit_loop.epoch_loop.val_loop.run()
             trainer.training = True
+        trainer.fit_loop.epoch_loop._batches_that_stepped += bool(batches)
 
     def count_on(self) -> None:
         """Let the Trainer number its batches on, when it takes its first one."""

@@ -257,6 +257,21 @@ STOPPING = {
     def configure_optimizers(self)""",
         ),
         ("max_epochs=1,", "max_epochs=1, num_sanity_val_steps=0, val_check_interval=2,"),
+        ("logger=False,", "logger=Told() if s.rank == 0 else False, log_every_n_steps=1,"),
+        (
+            "class Printer(",
+            """class Told(lightning.pytorch.loggers.logger.Logger):
+    name, version = "told", 0
+
+    def log_metrics(self, metrics, step=None):
+        print(f"logged {step} {metrics}", flush=True)
+
+    def log_hyperparams(self, *_, **__):
+        pass
+
+
+class Printer(""",
+        ),
         (
             "callbacks=[callback,",
             "callbacks=[callback, lightning.pytorch.callbacks.EarlyStopping("
@@ -279,7 +294,7 @@ def test_early_stopping_counts_on_after_a_fault(tmp_path: Path, name: str, last:
     for module in ("hf_trainer", "lightning_callback"):
         (tmp_path / f"{module}.py").write_text((EXAMPLES / f"{module}.py").read_text())
     machine = WarmMachine(tmp_path, modules=TRAINERS[name])
-    ends = []
+    ends, logged = [], []
     faults = (
         "",
         KILL,
@@ -295,12 +310,14 @@ def test_early_stopping_counts_on_after_a_fault(tmp_path: Path, name: str, last:
             assert ("fault 1" in done.stderr or "SIGKILL" in done.stderr) == bool(inject)
             # By the parameters: a fault after an update leaves its line out.
             ends.append(set(re.findall("^parameters (.+)$", done.stdout, re.MULTILINE)))
+            logged.append(set(re.findall("^logged .+$", done.stdout, re.MULTILINE)))
             if not inject:
                 assert int(STEP.findall(done.stdout)[-1][0]) == last
     finally:
         machine.end()
     assert len(ends[0]) == 1
     assert ends == ends[:1] * len(faults)
+    assert logged[0] == logged[1], "steps of a Trainer's logger began anew"
 
 
 def test_trainers_refuse_what_a_fault_would_spoil(tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import gc
 import os
+import re
 import subprocess
 import sys
 import threading
@@ -804,6 +805,29 @@ def test_an_iterators_state_saves_the_skipping(tmp_path: Path, cache: str) -> No
     loader.load_state_dict(state)
     assert [b.item() for b in loader] == list(range(20, 50))
     assert source.produced <= 30, "nothing was skipped"
+    loader.close()
+
+
+@pytest.mark.parametrize(
+    ("wrong", "words"),
+    [
+        ({"global_batch": 8.0}, "global_batch=8.0 must be a whole number"),
+        ({"steps": 1000 / 4}, "steps=250.0 must be a whole number"),
+        ({"epochs": "2"}, "epochs='2' must be a whole number"),
+        ({"prefetch_length": 2.0}, "prefetch_length=2.0 must be a whole number"),
+        ({"steps": -1}, "steps=-1 and epochs=1 cannot be negative"),
+        ({"epochs": -2}, "steps=None and epochs=-2 cannot be negative"),
+    ],
+)
+def test_numbers_that_make_no_run_are_refused(wrong: dict[str, Any], words: str) -> None:
+    """One waited for ever, others trained nothing and ended well, or failed in the middle."""
+    with pytest.raises(UsageError, match=re.escape(words)):
+        ReplayLoader(Numbers(), cache=False, **({"global_batch": 4} | wrong))
+
+
+def test_a_whole_number_may_be_numpys() -> None:
+    loader = ReplayLoader(Numbers(), global_batch=np.int64(4), steps=np.int32(3), cache=False)  # type: ignore[arg-type]
+    assert len(list(loader)) == 3
     loader.close()
 
 

@@ -163,6 +163,13 @@ class ReplayLoader:
         microbatches: int = 0,
         together: int = 1,
     ) -> None:
+        _check_whole(global_batch=global_batch, seed=seed, threads=threads)
+        _check_whole(prefetch_length=prefetch_length, lookback_length=lookback_length)
+        _check_whole(epochs=epochs, steps=steps)
+        if min(steps or 0, epochs or 0) < 0:
+            raise UsageError(f"steps={steps} and epochs={epochs} cannot be negative")
+        # Not numpy's: both are part of the state that travels.
+        global_batch, seed = int(global_batch), int(seed)
         if min(prefetch_length, lookback_length, max_bytes) < 0 or threads < 1:
             raise UsageError(
                 "prefetch_length, lookback_length and max_bytes cannot be negative,"
@@ -496,6 +503,17 @@ def _bounds(weights: Any, shuffle: bool) -> Bounds:
     if not np.isfinite(numbers).all() or (numbers < 0).any() or not numbers.any():
         raise UsageError("weights= takes numbers that are not negative, nor all of them 0")
     return bounds_of(numbers)
+
+
+def _check_whole(**numbers: Any) -> None:
+    """Refuse what is no whole number, such as 1000 / 4.
+
+    Raises:
+        UsageError: it is none.
+    """
+    for name, value in numbers.items():
+        if value is not None and not hasattr(value, "__index__"):
+            raise UsageError(f"{name}={value!r} must be a whole number")
 
 
 def _check(rank: int, world: int, global_batch: int, microbatches: int) -> None:

@@ -6,6 +6,8 @@ import inspect
 import logging
 from typing import Any
 
+from torch.utils.data import DataLoader
+
 from slurm_resilience.errors import UsageError
 from slurm_resilience.training.content_digest import content_digest
 from slurm_resilience.training.data.cache.fingerprint import fingerprint
@@ -74,7 +76,9 @@ class Loaders:
                 or by nothing; or there is no such argument.
         """
         _refuse_arguments(loader_kwargs)
-        split_sources.refuse(source, group.view, group.rank)
+        if not (loader_kwargs.get("microbatches") and isinstance(source, DataLoader)):
+            # No DataLoader gives samples, whatever splits it: `ReplayLoader` says so.
+            split_sources.refuse(source, group.view, group.rank)
         weights = loader_kwargs.get("weights")
         asked = (
             type(source),

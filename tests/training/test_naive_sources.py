@@ -16,6 +16,16 @@ def test_a_dataloader_that_nothing_splits_is_refused(run: Program) -> None:
     refused(done, "this DataLoader does not split by rank")
 
 
+def test_a_dataloader_for_microbatches_is_refused_for_its_batches(run: Program) -> None:
+    """The advice was to leave out its sampler, and give s.loader what is left."""
+    body = USUAL.replace(
+        "for x, y in s.loader(DATA, global_batch=8, steps=",
+        "for x, y in s.microbatches(DataLoader(DATA, 4), net, size=2, count=4, steps=",
+    )
+    assert body != USUAL
+    refused(run(body), "give the dataset itself, not a DataLoader")
+
+
 def test_a_dataloader_with_a_distributed_sampler_keeps_its_split(run: Program) -> None:
     sampler = "torch.utils.data.DistributedSampler(DATA, s.world, s.rank)"
     body = USUAL.replace("s.loader(DATA,", f"s.loader(DataLoader(DATA, 4, sampler={sampler}),")

@@ -49,6 +49,9 @@ _FAILING_SECONDS = 1.0
 one of theirs was killed, that is known sooner, and is the cause."""
 _LOOK_SECONDS, _MAX_LOOK_SECONDS = 1.0, 30.0
 """Between two looks whether the ranks are in a process group, twice as long each time."""
+_ABORTED = 128 + signal.SIGABRT
+_FOLLOWS_SECONDS = 0.5
+"""A process that aborts so long after another rank has told of its failure follows it."""
 _NOT_FOR_RANKS = ("SRES_SECRET", "SRES_SEATS_HERE", HOLD)
 """Meant for the launcher; ranks get their own."""
 
@@ -337,10 +340,15 @@ class Launcher:
         Args:
             seat: that of a process that has ended.
         """
-        if math.isinf(seat.told_at):
-            return seat  # killed: the others' errors come from that
         alive = [one for one in self._seats if one.process is not None]
-        return min([seat, *alive], key=lambda one: one.told_at)
+        first = min([seat, *alive], key=lambda one: one.told_at)
+        if math.isinf(seat.told_at):
+            end = seat.ends[-1]
+            late = end.at - first.told_at >= _FOLLOWS_SECONDS
+            # From outside: the others' errors come from that. NCCL ends a process itself, when
+            # another one's connections close.
+            return first if late and end.code == _ABORTED else seat
+        return first
 
     def _ended_before(self) -> str:
         """Tell of ranks that were done when another one failed: it may have waited for them."""

@@ -206,7 +206,15 @@ def test_a_bug_ends_the_program_when_it_comes_again(plain: Plain) -> None:
     assert plain.err.count("all ranks are started again") == 1
 
 
-def test_the_first_rank_that_fails_is_the_cause(plain: Plain) -> None:
+@pytest.mark.parametrize(
+    "follows",
+    [
+        'raise ConnectionError("closed by peer")',
+        # As NCCL's watchdog does, a while after another rank's connections have closed.
+        "time.sleep(0.7); os.abort()",
+    ],
+)
+def test_the_first_rank_that_fails_is_the_cause(plain: Plain, follows: str) -> None:
     """Another one that failed for it ended sooner, on a busy machine: the bug's place was not known
     again, and all were started once more."""
     program = """
@@ -220,9 +228,9 @@ if os.environ["RANK"] == "0":
     raise AssertionError("bug")
 while not mark.exists():
     time.sleep(0.01)
-raise ConnectionError("closed by peer")
 """
-    plain.start("--nproc-per-node=2", "--standby=0", "--restart=all", program=program)
+    flags = ("--nproc-per-node=2", "--standby=0", "--restart=all")
+    plain.start(*flags, program=program + follows)
     assert plain.end() == 1, plain.err
     assert "rank 0: exit code 1: AssertionError: bug" in plain.err
     assert "twice in a row at the same place" in plain.err

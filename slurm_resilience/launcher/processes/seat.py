@@ -10,6 +10,7 @@ from pathlib import Path
 import msgspec
 
 from slurm_resilience.clock import SYSTEM_CLOCK
+from slurm_resilience.launcher import exit_codes
 from slurm_resilience.launcher.processes.process import Process
 from slurm_resilience.launcher.restart_policy import ProcessEnd, RestartRules
 
@@ -67,9 +68,13 @@ class Seat:
 
     def blame(self, other: Seat) -> ProcessEnd:
         """Note that its last process has failed for what another seat's told of first."""
-        end = msgspec.structs.replace(self.ends[-1], place=other.place, error=other.error)
-        self.ends[-1] = end
-        return end
+        end = self.ends[-1]
+        # The other one's end is not known yet; Python ends with 1 after an error.
+        code = 1 if exit_codes.is_signal(end.code) else end.code
+        self.ends[-1] = msgspec.structs.replace(
+            end, code=code, place=other.place, error=other.error
+        )
+        return self.ends[-1]
 
     @property
     def is_first(self) -> bool:

@@ -265,7 +265,7 @@ class Recovery:
         """Choose the way on, and claim its nodes: two supervised sruns of the job that lose nodes
         in one moment would both take the same spare."""
         context, allocation = self._context, self._context.allocation
-        own, taken = allocation.own_nodes, history[-1].taken
+        own, taken = allocation.own_nodes, history[-1].taken if history else ()
 
         def decide() -> tuple[Plan, tuple[str, ...]]:
             if allocation.claims.are_shared:

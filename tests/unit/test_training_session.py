@@ -33,6 +33,7 @@ class Batches:
     """A loader of three batches."""
 
     weight = 1.0
+    unequal = 0
 
     def __iter__(self) -> Any:
         return iter(range(3))

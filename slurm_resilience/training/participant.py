@@ -164,8 +164,7 @@ class Participant:
             return
         reason = self.departure.wish(mesh, self.step)
         if not reason and mesh.knock.is_set() and group.view.lets_in(mesh.me.id):
-            newcomers = ", ".join(str(peer.seat) for peer in mesh.newcomers())
-            reason = f"seat {newcomers} joins" if newcomers else ""
+            reason = _joining(sorted(peer.seat for peer in mesh.newcomers()))
         if reason:
             self.planned_end.plan(mesh, group.view.generation, self.step, reason)
 
@@ -297,12 +296,13 @@ class Participant:
         if (end is None or joins) and not mesh.evicted:
             return
         reason = mesh.evicted or (end.reason if end is not None else "")
-        log.warning(
-            "step %d is not committed: its world had ended before s.update() (%s). If the loop "
-            "catches errors of forward or backward, let them leave the function",
-            self.step,
-            reason,
-        )
+        # In most programs no error was swallowed: the end came after the last collective.
+        if self.group.rank == 0:
+            log.warning(
+                "step %d is not committed: its world had ended before s.update() (%s)",
+                self.step,
+                reason,
+            )
         raise Interrupted(reason)
 
     def come_through(self) -> None:
@@ -345,3 +345,10 @@ class Participant:
             while not self.healer.written(WRITING_SECONDS):
                 if self.mesh.end is not None or self.mesh.evicted:
                     return
+
+
+def _joining(seats: list[int]) -> str:
+    """Return which seats join, in words; empty: none."""
+    if len(seats) > 1:
+        return f"seats {', '.join(map(str, seats))} join"
+    return f"seat {seats[0]} joins" if seats else ""

@@ -32,6 +32,7 @@ from slurm_resilience.training.checkpoint.agreement import (  # noqa: E402
     SaveAgreement,
     one_line,
 )
+from slurm_resilience.training.checkpoint.staging import StagedPlanner  # noqa: E402
 
 pytestmark = [
     pytest.mark.training,
@@ -325,8 +326,8 @@ def test_random_numbers_go_on_from_a_checkpoint(tmp_path: Path, world: int) -> N
     assert again[2:] == again[:1] * (world - 2)
 
 
-def fails_once(rank: int, _: int, group: Any, directory: str) -> int:
-    """The checkpoint of the last step is broken off, and the next world begins at that step."""
+def fails_once(rank: int, _: int, group: Any, directory: str, later: int) -> int:
+    """A checkpoint is broken off, and the next world begins so many steps later."""
     keeper = Checkpointer(directory, every=2)
     life = Life(rank, checkpointer=keeper)
     model = torch.nn.Linear(2, 2)
@@ -334,10 +335,11 @@ def fails_once(rank: int, _: int, group: Any, directory: str) -> int:
     life.track(model=model)
     write = writing.write
     writing.write = broken_off  # type: ignore[assignment]
-    for _step in range(2):
+    for _step in range(2 + later):
         life.commit()
+    keeper.break_off()
     assert keeper.wait(DEADLINE)
-    assert keeper.counts.failed == 1
+    assert (keeper.counts.failed, keeper.counts.in_a_row) == (1, 0)
     writing.write = write
     for _world in range(2):  # and once is enough
         life.meet()
@@ -352,10 +354,43 @@ def broken_off(*_: object) -> None:
     raise RuntimeError("Connection closed by peer")
 
 
-def test_a_checkpoint_that_a_fault_broke_off_is_made_in_the_next_world(tmp_path: Path) -> None:
-    """The last one of a training was missing."""
-    with ranks(tmp_path, 2, fails_once, str(tmp_path / "checkpoints")) as run:
-        assert run.results() == [2, 2]
+@pytest.mark.parametrize("later", [0, 1])
+def test_a_checkpoint_that_a_fault_broke_off_is_made_in_the_next_world(
+    tmp_path: Path, later: int
+) -> None:
+    """The last one of a training was missing; and where each takes minutes to write, and a world
+    does not last much longer, there was never a new one."""
+    with ranks(tmp_path, 2, fails_once, str(tmp_path / "checkpoints"), later) as run:
+        assert run.results() == [2 + later] * 2
+
+
+def saves_while_one_still_writes(rank: int, world: int, group: Any, directory: str) -> Any:
+    """The last rank is in the middle of its file when the world ends, and another world begins."""
+    keeper = Checkpointer(directory)
+    written, state = threading.Event(), {"model": torch.nn.Linear(2, 2)}
+    resolve = StagedPlanner.resolve_data
+
+    def slowly(planner: StagedPlanner, item: Any) -> Any:
+        assert written.wait(DEADLINE)
+        return resolve(planner, item)
+
+    if rank == world - 1:
+        StagedPlanner.resolve_data = slowly  # type: ignore[method-assign]
+    keeper.save(1, state, group)
+    keeper.break_off()
+    keeper.save(2, state, dist.new_group(backend="gloo"))
+    written.set()
+    assert keeper.wait(DEADLINE)
+    counts = keeper.counts
+    return counts.saved, counts.skipped, counts.failed, counts.last
+
+
+def test_a_save_does_not_wait_for_one_of_a_world_that_is_over(tmp_path: Path) -> None:
+    """All ranks skipped it, as one of them was still writing what was of no use."""
+    place = tmp_path / "checkpoints"
+    with ranks(tmp_path, 2, saves_while_one_still_writes, str(place)) as run:
+        assert run.results() == [(1, 0, 1, 2)] * 2
+    assert [path.name for path in place.glob("*step*")] == ["step-000002"]
 
 
 def saves_into_a_group_that_is_gone(_: int, __: int, group: Any) -> list[str]:

@@ -32,6 +32,10 @@ class PartFailed(Exception):
     """Some rank could not do its part. Every rank of the team raises this, with the same text."""
 
 
+class BrokenOff(Exception):
+    """The ranks that save together part: what this one still writes is of no use."""
+
+
 class SaveAgreement:
     """A process group, or this process alone.
 

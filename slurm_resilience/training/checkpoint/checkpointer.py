@@ -12,17 +12,21 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch.distributed as dist
+from torch.distributed.checkpoint.api import CheckpointException
 
 from slurm_resilience.errors import CheckpointError, UsageError
 from slurm_resilience.training import thread_ends
 from slurm_resilience.training.checkpoint import loading, state_tree, writing
-from slurm_resilience.training.checkpoint.agreement import SaveAgreement, one_line
+from slurm_resilience.training.checkpoint.agreement import PartFailed, SaveAgreement, one_line
 from slurm_resilience.training.checkpoint.catalog import CheckpointCatalog
 from slurm_resilience.training.checkpoint.certificates import CertifyOrder
 from slurm_resilience.training.checkpoint.directory_claim import DirectoryClaim
 from slurm_resilience.training.checkpoint.staging import StagingBuffers
 
 log = logging.getLogger(__name__)
+
+PARTED_SECONDS = 2.0
+"""A rank's death breaks the connections of a save at once; the world is left so much later."""
 
 
 @dataclass
@@ -90,8 +94,8 @@ class Checkpointer:
         self._claim = DirectoryClaim(self._catalog.path)
         self._stage = StagingBuffers()
         self._jobs: queue.SimpleQueue[writing.SaveJob | CertifyOrder | None] = queue.SimpleQueue()
-        self._open: list[dist.ProcessGroup | None] = []
-        """The groups of the saves under way."""
+        self._open: list[writing.SaveJob] = []
+        """The saves under way."""
         self._idle = threading.Condition()
         self._thread: threading.Thread | None = None
         self._in_flight: set[str] = set()
@@ -101,6 +105,12 @@ class Checkpointer:
     def due(self, step: int) -> bool:
         """Tell whether a checkpoint is due after ``step`` completed steps."""
         return self.every > 0 and step > 0 and step % self.every == 0
+
+    def missing(self, step: int, last: int) -> int:
+        """Return the newest step up to ``step`` after which one was due; -1: the last one that is
+        there, of step ``last`` (-1: none), is as new."""
+        due = step - step % self.every if self.every > 0 else -1
+        return due if due > max(last, 0) else -1
 
     def save(
         self,
@@ -128,17 +138,18 @@ class Checkpointer:
         if blocking:
             self.wait()
         with self._idle:
-            free = not self._open
+            free = all(job.broken_off.is_set() for job in self._open)
         began = time.perf_counter()
-        planner = None
+        planner, broken_off = None, threading.Event()
         if free:
             flat = state_tree.take_apart(state, self.per_rank, SaveAgreement(group).rank)
-            planner = self._stage.take(flat, group)
+            planner = self._stage.take(flat, group, broken_off)
             self.counts.staging_ms = (time.perf_counter() - began) * 1e3
+        job = writing.SaveJob(step, planner, group, broken_off)
         with self._idle:
-            self._open.append(group)
+            self._open.append(job)
             self._catalog.certificates.begin(step)
-        self._jobs.put(writing.SaveJob(step, planner, group))
+        self._jobs.put(job)
         try:
             self._work_beside()
         except RuntimeError as error:  # the next save tries again
@@ -146,6 +157,13 @@ class Checkpointer:
         if blocking:
             self.wait()
         return (time.perf_counter() - began) * 1e3 if planner is None else self.counts.staging_ms
+
+    def break_off(self) -> None:
+        """Note that the ranks which save together part, so that what is under way has failed: it
+        ends as soon as it can, and the next save does not wait for that."""
+        with self._idle:
+            for job in self._open:
+                job.broken_off.set()
 
     def wait(self, timeout: float | None = None) -> bool:
         """Wait until nothing is being written; False when ``timeout`` seconds were not enough.
@@ -278,7 +296,7 @@ class Checkpointer:
         """Two threads must not use one group at a time. A save of another world may go on."""
         if group is not None:
             with self._idle:
-                self._idle.wait_for(lambda: not any(one is group for one in self._open))
+                self._idle.wait_for(lambda: not any(job.group is group for job in self._open))
 
     def _work_beside(self) -> None:
         """Have saves be written in a thread of their own."""
@@ -308,7 +326,8 @@ class Checkpointer:
             writing.write(job, self._catalog, self._in_flight)
         except writing.Skipped as reason:
             counts.skipped += 1
-            log.warning("checkpoint of step %d is skipped: %s", job.step, reason)
+            if writing.leads(job):
+                log.warning("checkpoint of step %d is skipped: %s", job.step, reason)
             return False
         except writing.Fenced:
             counts.failed += 1
@@ -317,16 +336,22 @@ class Checkpointer:
                 log.error("checkpoint of step %d is refused: a later attempt has begun", job.step)
             return False
         except BaseException as error:  # torch reports a failed rank by a BaseException
-            self._stage.forget()
             counts.failed += 1
-            counts.in_a_row += 1
             counts.error = one_line(error)
-            log.error(
-                "checkpoint of step %d failed, training goes on without it (%d in a row): %s",
-                job.step,
-                counts.in_a_row,
-                counts.error,
-            )
+            if job.parted(PARTED_SECONDS):
+                log.debug("checkpoint of step %d is broken off: %s", job.step, counts.error)
+                return False
+            self._stage.forget()
+            counts.in_a_row += 1
+            # All have agreed on what a part failed by; a connection is lost to each by itself.
+            is_agreed = isinstance(error, PartFailed | CheckpointException)
+            if writing.leads(job) or not is_agreed:
+                log.error(
+                    "checkpoint of step %d failed, training goes on without it (%d in a row): %s",
+                    job.step,
+                    counts.in_a_row,
+                    counts.error,
+                )
             return False
         if job.planner is not None:
             self._stage.learn(job.planner)

@@ -12,12 +12,15 @@ from __future__ import annotations
 
 import dataclasses
 import io
+import threading
 from typing import Any
 
 import torch
 from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
 from torch.distributed.checkpoint.metadata import Metadata, MetadataIndex, StorageMeta
 from torch.distributed.checkpoint.planner import SavePlan, WriteItem
+
+from slurm_resilience.training.checkpoint.agreement import BrokenOff
 
 Outline = tuple[tuple[MetadataIndex, Any], ...]
 """A plan's items with their shapes."""
@@ -26,9 +29,10 @@ Outline = tuple[tuple[MetadataIndex, Any], ...]
 class StagedPlanner(DefaultSavePlanner):
     """Plans from the live state once, then serves the copies."""
 
-    def __init__(self, flat: dict[str, Any]) -> None:
+    def __init__(self, flat: dict[str, Any], broken_off: threading.Event) -> None:
         # Flattening (of sharded tensors, too) would lose empty dicts.
         super().__init__(flatten_state_dict=False, flatten_sharded_tensors=False)
+        self._broken_off = broken_off
         super().set_up_planner(flat, is_coordinator=True)
         self.local = super().create_local_plan()
         self.copies: dict[MetadataIndex, torch.Tensor | io.BytesIO] = {}
@@ -82,6 +86,13 @@ class StagedPlanner(DefaultSavePlanner):
         return super().finish_plan(new_plan)
 
     def resolve_data(self, write_item: WriteItem) -> torch.Tensor | io.BytesIO:
+        """Return the copy of an item, which is written next.
+
+        Raises:
+            BrokenOff: no more is to be written; the next save may use the copies already.
+        """
+        if self._broken_off.is_set():
+            raise BrokenOff("its world ended before it was written whole")
         return self.copies[write_item.index]
 
 
@@ -94,14 +105,17 @@ class StagingBuffers:
         self._mine: frozenset[MetadataIndex] | None = None
         self._group: object = None
 
-    def take(self, flat: dict[str, Any], group: object) -> StagedPlanner:
+    def take(
+        self, flat: dict[str, Any], group: object, broken_off: threading.Event
+    ) -> StagedPlanner:
         """Copy what this rank may have to write.
 
         Args:
             flat: from `parts.take_apart`.
             group: whose ranks save; the division of work holds only for these.
+            broken_off: set when the writing shall end.
         """
-        planner = StagedPlanner(flat)
+        planner = StagedPlanner(flat, broken_off)
         outline = _outline(planner.local)
         known = self._group is group and outline == self._outline
         wanted = self._mine if known else None

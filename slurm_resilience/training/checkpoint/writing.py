@@ -15,6 +15,7 @@ import os
 import secrets
 import shutil
 import socket
+import threading
 from pathlib import Path
 from typing import NamedTuple
 
@@ -50,6 +51,12 @@ class SaveJob(NamedTuple):
     planner: StagedPlanner | None
     """None: the last save was still under way, nothing was copied."""
     group: dist.ProcessGroup | None
+    broken_off: threading.Event
+    """Set when its ranks part."""
+
+    def parted(self, timeout: float) -> bool:
+        """Tell whether its ranks part, within so many seconds."""
+        return self.group is not None and self.broken_off.wait(timeout)
 
 
 class _Opening(NamedTuple):

@@ -218,7 +218,7 @@ class Healer:
         self.last = {"kind": found.kind, "step": found.step, "reason": found.reason}
         if report is not None:
             self.last |= {"bytes": report.received, "seconds": report.seconds}
-        self._save_anew(view, tracked)
+        self._save_anew(view, rank, tracked)
         return found.first_whole(view.size)
 
     def _say_void(self, view: View, mesh: Mesh) -> None:
@@ -310,11 +310,18 @@ class Healer:
         if self._partner is not None and self._partner.due(step):
             self._partner.snapshot(step, tracked)
 
-    def _save_anew(self, view: View, tracked: state.Tracked) -> None:
-        """Begin the checkpoint of this world's first step, if it is due and was broken off by the
-        fault before: it may be the last one. All members decide alike, by what all have said."""
-        if all(member.status.disk != self.progress.step for member in view.members):
-            self._save(tracked)
+    def _save_anew(self, view: View, rank: int, tracked: state.Tracked) -> None:
+        """Begin a checkpoint at this world's first step, if one was due since the last that is
+        there: the end of the world before broke it off. All members decide alike, by what all have
+        said."""
+        keeper, step = self._options.checkpointer, self.progress.step
+        if keeper is None:
+            return
+        due = keeper.missing(step, max(member.status.disk for member in view.members))
+        if due >= 0:
+            if rank == 0 and due < step:
+                log.info("a checkpoint of step %d is made: that of step %d is not there", step, due)
+            keeper.save(step, self._on_disk(tracked), self._disk_group)
 
     def _save(self, tracked: state.Tracked) -> None:
         """Begin a checkpoint, if one is due."""
@@ -430,6 +437,7 @@ class Healer:
             self._left_rng = rng.read()
         gone, self._released = self._released, []
         if self._disk_group is not None:
+            self._options.checkpointer.break_off()
             gone.append(self._disk_group)
             self._disk_group = None
         return gone

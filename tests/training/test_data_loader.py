@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import gc
 import os
+import random
 import re
 import subprocess
 import sys
@@ -32,6 +33,7 @@ from slurm_resilience.training.data.prefetch import Prefetcher
 from slurm_resilience.training.data.source import SampleError
 from slurm_resilience.training.loaders import Loaders
 from slurm_resilience.training.recovery.healer import HealProgress
+from slurm_resilience.training.state import rng
 
 pytestmark = pytest.mark.training
 
@@ -728,6 +730,41 @@ def test_items_are_split_over_the_ranks(tmp_path: Path, drop_last: bool) -> None
         assert loader.next == (6 if drop_last else 8)
         loader.close()
     assert seen == Counter([*range(21 if drop_last else 23)] * 2)
+
+
+class SlowNumbers(Dataset[int]):
+    """The first sample waits until something is done."""
+
+    def __init__(self, does: str) -> None:
+        self.began, self.done = threading.Event(), threading.Event()
+        self.does = does
+
+    def __len__(self) -> int:
+        return 8
+
+    def __getitem__(self, index: int) -> int:
+        self.began.set()
+        assert self.done.wait(60)
+        return index + (random.randrange(9) if self.does == "draws" else 0)
+
+
+@pytest.mark.parametrize(("does", "told"), [("draws", True), ("", False)])
+def test_a_world_that_ends_while_the_first_batch_is_read_is_no_draw_of_the_dataset(
+    caplog: pytest.LogCaptureFixture, does: str, told: bool
+) -> None:
+    """A rank that was lost again while it read was told so, and a healing sets its numbers."""
+    source = SlowNumbers(does)
+    loader = ReplayLoader(source, global_batch=4, epochs=1, cache=False)
+    batches = iter(loader)
+    first = threading.Thread(target=next, args=(batches,), daemon=True)
+    first.start()
+    assert source.began.wait(60)
+    if not does:
+        rng.seed(7)
+    source.done.set()
+    first.join(60)
+    loader.close()
+    assert ("own random numbers" in caplog.text) == told, caplog.text
 
 
 @pytest.mark.parametrize("cache", [True, False])

@@ -26,6 +26,20 @@ QUIET_MARKS = 16
 """Between two looks at a quiet library's state."""
 
 
+class TimesSet:
+    """How often this library has set the states, or a world has begun: what compares states from
+    another thread has seen no draw then."""
+
+    def __init__(self) -> None:
+        self.count = 0
+
+    def add(self) -> None:
+        self.count += 1
+
+
+TIMES_SET = TimesSet()
+
+
 class MarkedStates:
     """The states at the last mark.
 
@@ -47,6 +61,7 @@ class MarkedStates:
 
     def begin(self) -> None:
         """Mark the beginning of a world: another state than before is no draw."""
+        TIMES_SET.add()
         self._states = read()
         drawn = [name for name in self._states if name in (*ALWAYS, *self._drawn)]
         self._drawn = {name: _READERS[name] for name in drawn}
@@ -117,6 +132,7 @@ def _equal(one: Any, other: Any) -> bool:
 
 def write(states: dict[str, Any]) -> None:
     """Set what `read` returned; leave out what this process does not use."""
+    TIMES_SET.add()
     torch.set_rng_state(states["torch"])
     random.setstate(states["random"])
     if "cuda" in states and torch.cuda.is_available():
@@ -127,6 +143,7 @@ def write(states: dict[str, Any]) -> None:
 
 def seed(number: int) -> None:
     """Begin all of them anew, from a number of 64 bits."""
+    TIMES_SET.add()
     torch.manual_seed(number)
     random.seed(number)
     if numpy := sys.modules.get("numpy"):

@@ -203,6 +203,8 @@ class BlockRunner:
         self._passed = passed
         if where.lent:
             self._participant.departure.on_term(self._leave_between_worlds)
+        elif options.checkpointer is not None:
+            self._participant.save_when_asked_to_end()
         # Before it begins: a process that is alone forms a world at once, by what it has said.
         self._participant.say("ready")
         self._mesh.start()

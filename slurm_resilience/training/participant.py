@@ -12,14 +12,15 @@ from slurm_resilience.mesh.mesh import Mesh
 from slurm_resilience.mesh.model import GenerationEnd, PeerStatus, Phase, View
 from slurm_resilience.training import inject
 from slurm_resilience.training.data.gradient_weights import GradientWeights
-from slurm_resilience.training.departure import Departure
 from slurm_resilience.training.guards.replica_check import Checksums
 from slurm_resilience.training.guards.rule_guards import RuleGuards
 from slurm_resilience.training.guards.witness import Correction, ReplicaFault, correction_line
+from slurm_resilience.training.leaving.departure import Departure
+from slurm_resilience.training.leaving.last_save import LastSave
+from slurm_resilience.training.leaving.planned_end import PlannedEnd
 from slurm_resilience.training.loaders import Loaders
 from slurm_resilience.training.module_hooks import ModuleHooks
 from slurm_resilience.training.options import Options
-from slurm_resilience.training.planned_end import PlannedEnd
 from slurm_resilience.training.process_group import ProcessGroups
 from slurm_resilience.training.rank_environment import RankEnvironment
 from slurm_resilience.training.recovery.commit_gate import PEER_WORD_SECONDS, come_through
@@ -53,7 +54,7 @@ class Participant:
         self.weights = GradientWeights()
         self.hooks = ModuleHooks(self.point)
         self.updates = UpdateCount()
-        self.planned_end = PlannedEnd()
+        self.planned_end = PlannedEnd(LastSave(where.core, self._save_last))
         heals = {"recovery", "state"} <= set(where.parts)
         self.guards = RuleGuards(options.digest_every, heals=heals)
         self.attempt = 0
@@ -167,6 +168,30 @@ class Participant:
             reason = _joining(sorted(peer.seat for peer in mesh.newcomers()))
         if reason:
             self.planned_end.plan(mesh, group.view.generation, self.step, reason)
+
+    def save_when_asked_to_end(self) -> None:
+        """Have SIGTERM, where it comes to all ranks, end the training with a checkpoint."""
+
+        def plan(reason: str) -> None:
+            if (group := self.group_now) is not None:
+                self.planned_end.plan(self.mesh, group.view.generation, self.step, reason)
+                self.planned_end.seen_news = -1
+
+        def world() -> tuple[Mesh, View] | None:
+            group, mesh = self.group_now, self.mesh
+            if group is None or mesh.end is not None or self.step < 0:
+                return None
+            return mesh, group.view
+
+        self.planned_end.last_save.on_term(world, plan)
+
+    def _save_last(self) -> None:
+        """Write the last checkpoint, with all ranks of the world."""
+        self.write_out()
+        self.healer.save_last()
+        self.write_out()
+        if self.group.rank == 0:
+            log.warning("the training ends after step %d, as it was asked to", self.step)
 
     # -- telling the others -------------------------------------------------------------------
 

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from slurm_resilience.mesh.model import GenerationEnd, Peer
-from slurm_resilience.training.departure import Departure
-from slurm_resilience.training.planned_end import PlannedEnd
+from slurm_resilience.training.leaving.departure import Departure
+from slurm_resilience.training.leaving.planned_end import PlannedEnd
 
 
 class Keys:

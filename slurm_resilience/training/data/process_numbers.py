@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from slurm_resilience.training.state.rng import TIMES_SET
+from slurm_resilience.training.times_set import TIMES_SET
 
 TIMES = "times set"
 

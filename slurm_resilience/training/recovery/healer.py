@@ -310,6 +310,12 @@ class Healer:
         if self._partner is not None and self._partner.due(step):
             self._partner.snapshot(step, tracked)
 
+    def save_last(self) -> None:
+        """Begin a checkpoint of the state as it is: the training is asked to end."""
+        if self._options.checkpointer is not None and self.tracked is not None:
+            objects = self._on_disk(self.tracked)
+            self._options.checkpointer.save(self.progress.step, objects, self._disk_group)
+
     def _save_anew(self, view: View, rank: int, tracked: state.Tracked) -> None:
         """Begin a checkpoint at this world's first step, if one was due since the last that is
         there: the end of the world before broke it off. All members decide alike, by what all have

@@ -12,6 +12,8 @@ from typing import Any
 
 import torch
 
+from slurm_resilience.training.times_set import TIMES_SET
+
 log = logging.getLogger("sres.training")
 
 MAY_HAVE_CUDA = torch.backends.cuda.is_built()  # type: ignore[no-untyped-call]
@@ -24,20 +26,6 @@ CLOSELY = 20
 is quiet."""
 QUIET_MARKS = 16
 """Between two looks at a quiet library's state."""
-
-
-class TimesSet:
-    """How often this library has set the states, or a world has begun: what compares states from
-    another thread has seen no draw then."""
-
-    def __init__(self) -> None:
-        self.count = 0
-
-    def add(self) -> None:
-        self.count += 1
-
-
-TIMES_SET = TimesSet()
 
 
 class MarkedStates:

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 from slurm_resilience.mesh.mesh import Mesh
 from slurm_resilience.mesh.model import GenerationEnd
-from slurm_resilience.training.departure import Departure
+from slurm_resilience.training.leaving.departure import Departure
+from slurm_resilience.training.leaving.last_save import ASKED_TO_END, LastSave
 
 LAST_STEP = "sres/last-step"
 """The key that holds a world's last step, and why it ends."""
@@ -18,8 +19,9 @@ LAST_STEP = "sres/last-step"
 class PlannedEnd:
     """The end of the present world, as this rank knows it."""
 
-    def __init__(self) -> None:
+    def __init__(self, last_save: LastSave | None = None) -> None:
         self.departure = Departure()
+        self.last_save = last_save or LastSave()
         self.seen_news = -1
         """The mesh's news that were looked at, and left nothing to do; negative: they did."""
         self._looked_at = (0, -1)
@@ -54,6 +56,8 @@ class PlannedEnd:
             return True
         last, _, reason = planned.decode().partition(" ")
         if step >= int(last) or waits:
+            if reason == ASKED_TO_END:
+                self.last_save.save()
             text = f"{reason} after step {step}"
             mesh.over(GenerationEnd(generation, text, "", "join", step=step))
         return True

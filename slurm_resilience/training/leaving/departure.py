@@ -8,11 +8,11 @@ as a rank does that joins, and is gone before the next one is formed: no step is
 from __future__ import annotations
 
 import logging
-import signal
 import threading
 from collections.abc import Callable
 
 from slurm_resilience.mesh.mesh import Mesh
+from slurm_resilience.training.leaving.term_signal import TermSignal
 
 log = logging.getLogger("sres.training")
 
@@ -35,11 +35,11 @@ class Departure:
             log.warning("SIGTERM ends this process: only the main thread could have it leave")
             return
 
-        def ask(number: int, _: object) -> None:
-            self.reason = f"{signal.Signals(number).name}: its node is taken back"
-            threading.Thread(target=meanwhile, name="departure", daemon=True).start()
+        def ask() -> None:
+            self.reason = "SIGTERM: its node is taken back"
+            meanwhile()
 
-        signal.signal(signal.SIGTERM, ask)
+        TermSignal().listen(ask)
 
     def wish(self, mesh: Mesh, step: int) -> str:
         """Return why the world is to end, in words; empty: this process was not asked to leave, or

@@ -1,0 +1,1 @@
+"""Leave a training, or end it, between two steps, on request."""

@@ -1,0 +1,77 @@
+"""SIGTERM to all ranks of a training: it ends with a checkpoint of the step that was under way."""
+
+from __future__ import annotations
+
+import re
+import signal
+from pathlib import Path
+
+import pytest
+from naive import Program
+
+pytestmark = pytest.mark.training
+pytest.importorskip("torch", reason="torch is not installed")
+
+BODY = """
+model, opt = s.once(build)
+s.track(model=model, opt=opt)
+net = s.ddp(model)
+for x, y in s.loader(DATA, global_batch=8, steps=12, epochs=None):
+    if s.step == {asked_at} and os.environ["SRES_INCARNATION"] == "0":
+        {ask}
+    nn.functional.mse_loss(net(x), y).backward()
+    with s.update():
+        opt.step()
+        opt.zero_grad()
+    say("made", s.step)
+say("weights", model.weight.flatten().tolist())
+"""
+PARTS = """
+import signal
+import time
+from slurm_resilience.training import Checkpointer
+
+def ask(pid):
+    os.kill(pid, signal.SIGTERM)
+    time.sleep(1)
+"""
+
+
+def test_all_ranks_are_asked_to_end(run: Program, tmp_path: Path) -> None:
+    """At a time limit, say. The next start lost all steps since the last checkpoint."""
+    place = tmp_path / "checkpoints"
+    how = {"parts": PARTS, "options": f"checkpointer=Checkpointer({str(place)!r}, every=100)"}
+    # The launcher passes it on to both.
+    ask = "s.rank or ask(os.getppid())"
+    done = run(BODY.format(asked_at=5, ask=ask), **how)
+    assert done.returncode == 128 + signal.SIGTERM, (done.returncode, done.stderr[-4000:])
+    assert "ends at" not in done.stdout
+    last = max(map(int, re.findall(r"made (\d+)", done.stdout)))
+    assert [path.name for path in place.glob("*step*")] == [f"step-{last:06}"], done.stderr[-4000:]
+    assert f"the training ends after step {last}" in done.stderr, done.stderr[-4000:]
+    on = run(BODY.format(asked_at=-1, ask="pass"), **how)
+    assert on.returncode == 0, on.stderr[-4000:]
+    assert min(map(int, re.findall(r"made (\d+)", on.stdout))) == last + 1, on.stdout
+    whole = run(BODY.format(asked_at=-1, ask="pass"))
+    weights = [set(re.findall("weights .*", one.stdout)) for one in (on, whole)]
+    assert len(weights[0]) == 1 and weights[0] == weights[1]
+
+
+def test_one_rank_alone_is_ended(run: Program, tmp_path: Path) -> None:
+    """By something on its node that wants memory: another one takes its place."""
+    place = tmp_path / "checkpoints"
+    options = f"checkpointer=Checkpointer({str(place)!r}, every=100)"
+    # It goes on for the seconds in which the others may be asked, too.
+    ask = "s.rank and ask(os.getpid())"
+    body = BODY.format(asked_at=5, ask=ask).replace("    say(", "    time.sleep(0.7)\n    say(")
+    done = run(body, parts=PARTS, options=options)
+    assert done.returncode == 0, done.stderr[-4000:]
+    assert "SIGTERM came to this rank, and not to seat 0" in done.stderr, done.stderr[-4000:]
+    assert done.stdout.count("ends at 12") == 2, done.stdout
+
+
+def test_a_handler_of_the_programs_own_stays(run: Program, tmp_path: Path) -> None:
+    parts = PARTS + "signal.signal(signal.SIGTERM, lambda *_: os._exit(3))\n"
+    options = f"checkpointer=Checkpointer({str(tmp_path / 'c')!r}, every=100), max_faults=1"
+    done = run(BODY.format(asked_at=5, ask="ask(os.getpid())"), parts=parts, options=options)
+    assert "asked to end" not in done.stderr and "SIGTERM came" not in done.stderr, done.stderr

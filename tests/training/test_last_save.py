@@ -32,8 +32,9 @@ import time
 from slurm_resilience.training import Checkpointer
 
 def ask(pid):
-    os.kill(pid, signal.SIGTERM)
-    time.sleep(1)
+    for _ in range(2):
+        os.kill(pid, signal.SIGTERM)
+        time.sleep(0.5)
 """
 
 
@@ -49,6 +50,7 @@ def test_all_ranks_are_asked_to_end(run: Program, tmp_path: Path) -> None:
     last = max(map(int, re.findall(r"made (\d+)", done.stdout)))
     assert [path.name for path in place.glob("*step*")] == [f"step-{last:06}"], done.stderr[-4000:]
     assert f"the training ends after step {last}" in done.stderr, done.stderr[-4000:]
+    assert done.stderr.count("all ranks were asked to end") == 1, done.stderr[-4000:]
     on = run(BODY.format(asked_at=-1, ask="pass"), **how)
     assert on.returncode == 0, on.stderr[-4000:]
     assert min(map(int, re.findall(r"made (\d+)", on.stdout))) == last + 1, on.stdout

@@ -65,6 +65,8 @@ class LastSave:
             return
 
         def asked() -> None:
+            if self.is_asked:  # Slurm's own signal, and the one that the launcher passes on
+                return
             self.is_asked = True
             now = world()
             if now is None or not self._plan(*now, plan) or not self._begun.wait(STEP_SECONDS):

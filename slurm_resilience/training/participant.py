@@ -177,11 +177,11 @@ class Participant:
                 self.planned_end.plan(self.mesh, group.view.generation, self.step, reason)
                 self.planned_end.seen_news = -1
 
-        def world() -> tuple[Mesh, View] | None:
+        def world() -> tuple[Mesh, View | None] | None:
             group, mesh = self.group_now, self.mesh
-            if group is None or mesh.end is not None or self.step < 0:
+            if self.step < 0:
                 return None
-            return mesh, group.view
+            return mesh, group.view if group is not None and mesh.end is None else None
 
         self.planned_end.last_save.on_term(world, plan)
 

@@ -14,7 +14,7 @@ from slurm_resilience.resume.context import SupervisorContext
 from slurm_resilience.resume.decide.transitions import advance
 from slurm_resilience.resume.live_step.seats import StepSeats, seats_of_tasks
 from slurm_resilience.resume.srun.stderr_reader import EndedTasks, code_of, killed_from_outside
-from slurm_resilience.resume.srun.step import SrunStep, end_step, end_tasks_left
+from slurm_resilience.resume.srun.step import SrunStep, ask_to_end, end_step, end_tasks_left
 from slurm_resilience.resume.task_labels import TaskNumbers
 
 if TYPE_CHECKING:
@@ -557,9 +557,20 @@ class LiveSteps:
         """End all steps.
 
         Args:
-            at_once: without a grace.
+            at_once: without a grace. With one, all are asked first: ranks that are asked together
+                save what they have.
         """
-        for srun in reversed(list(self)):
+        context = self._context
+        deadline = context.clock.monotonic() + context.limits.grace
+        running = [srun for srun in self if srun.step.running]
+        if not at_once:
+            for srun in running:
+                if srun.number > 0:
+                    ask_to_end(srun.step, context.client, context.allocation.id, context.host)
+        # The first one has the grace; the join steps have what is left of it.
+        for srun in reversed(running) if at_once else running:
+            if srun.number > 0 and not at_once:
+                srun.step.wait(max(0.0, deadline - context.clock.monotonic()))
             if srun.step.running:
                 self._end(srun, at_once=at_once or srun.number > 0)
 

@@ -521,6 +521,22 @@ def _same_file(one: int, other: int) -> bool:
         return False
 
 
+def ask_to_end(step: SrunStep, client: SlurmClient, job: int, host: str) -> StepInfo | None:
+    """Send SIGTERM to a step's tasks; return what Slurm knows of the step.
+
+    Args:
+        step: the srun.
+        client: asks Slurm.
+        job: job id.
+        host: this machine's name as Slurm shows it at the step (`SrunHost:Pid`).
+    """
+    info = find_step(step, client, job, host)
+    if info is not None and (name := info.step):
+        step.ends_by_us(killed=False)
+        _is_accepted(lambda: client.cancel_step(job, name, "TERM"))
+    return info
+
+
 def end_step(
     step: SrunStep,
     client: SlurmClient,
@@ -548,12 +564,11 @@ def end_step(
         at_once: the node is dead, its peers hang in a collective: SIGKILL without a grace.
         dead: nodes that are dead.
     """
-    info = find_step(step, client, job, host)
-    name = info.step if info else ""
-    if name and not at_once:
-        step.ends_by_us(killed=False)
-        _is_accepted(lambda: client.cancel_step(job, name, "TERM"))
-        if step.wait(grace):
+    if at_once:
+        info = find_step(step, client, job, host)
+    else:
+        info = ask_to_end(step, client, job, host)
+        if info is not None and info.step and step.wait(grace):
             return
     if info:
         ordered = _is_accepted(lambda: _cancel_shown(step, client, job, host))

@@ -52,13 +52,13 @@ class LastSave:
         self.is_asked = False
 
     def on_term(
-        self, world: Callable[[], tuple[Mesh, View] | None], plan: Callable[[str], None]
+        self, world: Callable[[], tuple[Mesh, View | None] | None], plan: Callable[[str], None]
     ) -> None:
         """Take SIGTERM as the request, from now on, unless the program has a handler of its own.
 
         Args:
-            world: the mesh and the present world; None: there is none whose state could be saved.
-            plan: has that world end after the step that is under way, for a reason.
+            world: the mesh and the present world, None between two; None: there is no state yet.
+            plan: has the present world end after the step that is under way, for a reason.
         """
         is_main = threading.current_thread() is threading.main_thread()
         if not is_main or signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL:
@@ -68,26 +68,38 @@ class LastSave:
             if self.is_asked:  # Slurm's own signal, and the one that the launcher passes on
                 return
             self.is_asked = True
-            now = world()
-            if now is None or not self._plan(*now, plan) or not self._begun.wait(STEP_SECONDS):
+            if not self._comes_to_save(world, plan):
                 term_signal.end()
 
         TermSignal().listen(asked)
 
-    def _plan(self, mesh: Mesh, view: View, plan: Callable[[str], None]) -> bool:
-        """Plan the training's end, if all were asked; tell whether it is planned."""
-        mesh.put(view.generation, f"{ASKED}{mesh.me.seat}", b"1")
-        seats = [member.peer.seat for member in view.members]
-        together = [seat for seat in seats if seat < self._core or not self._core]
-        deadline = SYSTEM_CLOCK.monotonic() + ALL_ASKED_SECONDS
-        while silent := _silent(mesh, view, together):
-            if mesh.end is not None or SYSTEM_CLOCK.monotonic() > deadline:
-                log.warning("SIGTERM came to this rank, and not to seat %d: it ends", silent[0])
+    def _comes_to_save(
+        self, world: Callable[[], tuple[Mesh, View | None] | None], plan: Callable[[str], None]
+    ) -> bool:
+        """Plan the training's end, in each new world again, until the last checkpoint is begun.
+        Tell whether it is: not where another rank was not asked, or no step is finished."""
+        last = SYSTEM_CLOCK.monotonic() + STEP_SECONDS
+        told, alone_at, planned = 0, 0.0, 0
+        while not self._begun.wait(LOOK_SECONDS):
+            now, found = SYSTEM_CLOCK.monotonic(), world()
+            if found is None or now > last:
                 return False
-            self._begun.wait(LOOK_SECONDS)
-        if mesh.me.seat == min(together):
-            log.warning("%s (SIGTERM): a checkpoint is written after this step", ASKED_TO_END)
-            plan(ASKED_TO_END)
+            mesh, view = found
+            if view is None:
+                continue
+            if view.generation != told:
+                told, alone_at = view.generation, now + ALL_ASKED_SECONDS
+                mesh.put(view.generation, f"{ASKED}{mesh.me.seat}", b"1")
+            seats = [member.peer.seat for member in view.members]
+            together = [seat for seat in seats if seat < self._core or not self._core]
+            if silent := _silent(mesh, view, together):
+                if now > alone_at:
+                    log.warning("SIGTERM came to this rank, and not to seat %d: it ends", silent[0])
+                    return False
+            elif mesh.me.seat == min(together) and view.generation != planned:
+                planned = view.generation
+                log.warning("%s (SIGTERM): a checkpoint is written after this step", ASKED_TO_END)
+                plan(ASKED_TO_END)
         return True
 
     def save(self) -> None:

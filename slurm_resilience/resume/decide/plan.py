@@ -302,7 +302,7 @@ def _companion_obstacle(facts: PlanFacts, good: tuple[str, ...], leave: tuple[st
     if not any(name in good for name in facts.job_nodes):
         return "no node of the job is left beside which it could have a second allocation"
     if facts.is_batch and facts.batch_host in leave:
-        return f"{facts.batch_host} runs the batch script, and cannot be left"
+        return f"{facts.batch_host} runs the batch script, and the job cannot go on without it"
     # An exchange that found no idle node in its time: a second allocation finds none either.
     return facts.swap_failed or facts.companion_obstacle
 
@@ -313,7 +313,7 @@ def _swap_obstacle(facts: PlanFacts, good: tuple[str, ...], leave: tuple[str, ..
     if not good:
         return "no node of the job is left"
     if facts.is_batch and facts.batch_host in leave:
-        return f"{facts.batch_host} runs the batch script, and cannot be taken out of the job"
+        return f"{facts.batch_host} runs the batch script, and the job cannot go on without it"
     if not facts.permits_expansion:
         return "this site does not permit job expansion (SchedulerParameters)"
     return facts.swap_failed

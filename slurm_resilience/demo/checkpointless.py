@@ -141,8 +141,9 @@ def _carry_out(demo: CheckpointlessDemo, rank0: bool) -> dict[str, Any]:
     demo.wait(f"step {middle}", 120, lambda: demo.newest("main") >= middle)
     at = demo.power_off(node)
     demo.say(
-        f"[bold red]FAULT[/bold red] at step {demo.newest('main')}: {node} (rank {seats[0]}) "
-        "loses its power: cable first, no goodbye"
+        f"at step {demo.newest('main')}: {node} (rank {seats[0]}) loses its power: cable first, "
+        "no goodbye",
+        "FAULT",
     )
 
     def complete() -> bool:

@@ -97,7 +97,7 @@ def _carry_out(
         "reason=Action:Replace",
         "rank": f"the rank on {VICTIM} is killed (SIGKILL); the node is healthy",
     }[demo.fault]
-    demo.say(f"[bold red]FAULT[/bold red] at step {last['step']}: {what}")
+    demo.say(f"at step {last['step']}: {what}", "FAULT")
     if kill_controller:
         _kill_controller(demo)
     demo.wait("the recovery", 180, lambda: complete(demo.account(at), demo.fault))

@@ -6,6 +6,7 @@ import json
 import shlex
 import signal
 import sys
+import textwrap
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -13,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from rich.console import Console
+from rich.text import Text
 
 from slurm_resilience.controller.journal.journal import Journal
 from slurm_resilience.demo.phases import Account, Fault, account
@@ -23,6 +25,8 @@ TEMPLATES = Path(__file__).resolve().parent.parent.parent / "scripts" / "templat
 XID = "NVRM: Xid (PCI:0000:04:00): 64, Failed to persist row remap table"
 VICTIM = "n3"
 NODES, RANKS = 6, 4
+LEAST_TEXT_CHARACTERS = 24
+"""Room for the text of a line, however narrow the terminal is."""
 LOOK_SECONDS = 1.0
 """Between two looks at a job: a command of Slurm's takes a processor from what is waited for."""
 
@@ -49,9 +53,17 @@ class Demo:
         self.began = time.monotonic()
         self._said: set[str] = set()
 
-    def say(self, text: str) -> None:
-        """Print one line of the live account."""
-        self.console.print(f"[dim]{time.monotonic() - self.began:6.1f} s[/dim]  {text}")
+    def say(self, text: str, speaker: str = "") -> None:
+        """Tell one thing that happened; on a terminal, long texts are broken below themselves."""
+        clock = f"{time.monotonic() - self.began:6.1f} s  "
+        begin = f"{speaker:<11}" if speaker else ""
+        if self.console.is_terminal:
+            indent = len(clock) + len(begin)
+            room = max(self.console.width - indent, LEAST_TEXT_CHARACTERS)
+            lines = textwrap.wrap(text, room, break_on_hyphens=False)
+            text = ("\n" + " " * indent).join(lines)
+        # Not as markup: what stands in brackets, such as a node's labels, would be taken for it.
+        self.console.print(Text.assemble((clock, "dim"), (begin, "bold"), text))
 
     def submit(self, name: str, flags: str, options: list[str]) -> int:
         """Submit a training; return its job id."""
@@ -151,19 +163,16 @@ class Demo:
         """Tell each new event of sresctld and of the supervisor once."""
         for event in self.journal():
             where = event["node"] or (f"job {event['job']}" if event["job"] else "")
-            self._tell(
-                f"j{event['id']}",
-                f"[bold]sresctld[/bold]   {where}: {event['kind']}: {event['text']}",
-            )
+            self._tell(f"j{event['id']}", f"{where}: {event['kind']}: {event['text']}", "sresctld")
         log = self.work / "main" / "log"
         for line in log.read_text(errors="replace").splitlines() if log.exists() else []:
-            if line.startswith("sres:"):
-                self._tell(line, f"[bold]supervisor[/bold] {line.removeprefix('sres: ')}")
+            if line.startswith("sres:") and (text := line.removeprefix("sres: ").rstrip("─ ")):
+                self._tell(line, text, "supervisor")
 
-    def _tell(self, key: str, text: str) -> None:
+    def _tell(self, key: str, text: str, speaker: str) -> None:
         if key not in self._said:
             self._said.add(key)
-            self.say(text)
+            self.say(text, speaker)
 
     def _tail(self) -> str:
         logs = [self.work / "main" / "log", self.work / "undisturbed" / "log"]

@@ -31,7 +31,7 @@ ROOT = 0
 """The user whose sresd others are."""
 
 
-@click.command()
+@click.command(context_settings={"help_option_names": ["-h", "--help"]})
 @click.option("--config", "path", metavar="FILE", help=config.OPTION_HELP)
 @click.option(
     "--node",
@@ -43,10 +43,19 @@ ROOT = 0
     "--once", is_flag=True, help="Run every check once, print the results, exit with 0, 1 or 2."
 )
 @click.option(
-    "--format", "form", type=click.Choice(["table", "json"]), default="table", help="For --once."
+    "--format",
+    "form",
+    type=click.Choice(["table", "json"]),
+    default="table",
+    show_default=True,
+    help="The results of --once, for people or for programs.",
 )
 @click.option(
-    "--log-level", type=click.Choice(daemon_log.LEVELS), default="info", show_default=True
+    "--log-level",
+    type=click.Choice(daemon_log.LEVELS),
+    default="info",
+    show_default=True,
+    help="Log this, and what is graver.",
 )
 @click.version_option(__version__, message="sresd %(version)s")
 def sresd(path: str | None, node: str, once: bool, form: str, log_level: str) -> None:

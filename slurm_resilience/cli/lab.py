@@ -27,8 +27,13 @@ _PASS_ON = {"ignore_unknown_options": True, "allow_interspersed_args": False}
 def _which(command: F) -> F:
     """Add the options that say which lab is meant."""
     for option in (
-        click.option("--name", default="lab", show_default=True, help="Which lab."),
-        click.option("--dir", "directory", type=click.Path(path_type=Path), help="Its directory."),
+        click.option("--name", default="lab", show_default=True, help="The lab's name."),
+        click.option(
+            "--dir",
+            "directory",
+            type=click.Path(path_type=Path),
+            help="The lab's directory, where it is not in the usual place.",
+        ),
     ):
         command = option(command)
     return command
@@ -52,11 +57,20 @@ def lab() -> None:
 @click.option("--slurmdbd", is_flag=True, help="Run accounting too (MariaDB and slurmdbd).")
 @click.option("--slurm-root", help="Run the Slurm of this root directory, not the machine's.")
 @click.option("--network", is_flag=True, help="Give every node its own network and cable.")
-@click.option("--backup", is_flag=True, help="A second controller, ctl2; needs --network.")
+@click.option("--backup", is_flag=True, help="Add a second controller, ctl2; needs --network.")
 @click.option("--no-daemons", is_flag=True, help="Do not run sresctld and sresd.")
 @click.option("--plugin", help="SPANK plugin; `none` for none.  [default: spank/sres.so if built]")
-@click.option("--lifecycle", help="Scripts a node runs before it joins; `none` for none.")
-@click.option("--option", "options", multiple=True, metavar="KEY=VALUE", help="slurm.conf line.")
+@click.option(
+    "--lifecycle",
+    help="Directory of the scripts that a node runs before it joins; `none` for none.",
+)
+@click.option(
+    "--option",
+    "options",
+    multiple=True,
+    metavar="KEY=VALUE",
+    help="A line of slurm.conf; repeatable.",
+)
 def up(
     name: str,
     directory: Path | None,
@@ -111,7 +125,14 @@ def down(name: str, directory: Path | None) -> None:
 
 @lab.command()
 @_which
-@click.option("--format", "form", type=click.Choice(["table", "json"]), default="table")
+@click.option(
+    "--format",
+    "form",
+    type=click.Choice(["table", "json"]),
+    default="table",
+    show_default=True,
+    help="For people, or for programs.",
+)
 def status(name: str, directory: Path | None, form: str) -> None:
     """Show the state of a lab.
 
@@ -145,7 +166,7 @@ def status(name: str, directory: Path | None, form: str) -> None:
 
 @lab.command("list")
 def list_labs() -> None:
-    """List the labs in the usual place."""
+    """List the labs in the usual place, /run/sres-lab."""
     for name, directory, alive in state_file.known():
         click.echo(f"{name}\t{'up' if alive else 'dead'}\t{directory}")
 
@@ -183,19 +204,19 @@ def kmsg(name: str, directory: Path | None, nodes: str, line: str) -> None:
 
 @lab.command("run", context_settings=_PASS_ON)
 @_which
-@click.option("--node", help="Where.  [default: the controller]")
-@click.option("--user", help="As whom; every lab knows alice and bob.")
+@click.option("--node", help="Run it on this node.  [default: the controller]")
+@click.option("--user", help="Run it as this user; every lab knows alice and bob.  [default: root]")
 @click.argument("command", nargs=-1, required=True)
 def run_command(
     name: str, directory: Path | None, node: str | None, user: str | None, command: tuple[str, ...]
 ) -> None:
-    """Run a command inside; exit with its code."""
+    """Run a command in a lab; exit with its code."""
     _become(_open(name, directory), command, node, user)
 
 
 @lab.command()
 @_which
-@click.option("--user", help="As whom.")
+@click.option("--user", help="Open it as this user.  [default: root]")
 @click.argument("node", required=False)
 def shell(name: str, directory: Path | None, user: str | None, node: str | None) -> None:
     """Open a shell on the controller, or on NODE."""

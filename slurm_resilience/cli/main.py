@@ -21,23 +21,28 @@ from slurm_resilience.cli.shared_options import config_option
 from slurm_resilience.errors import SresError, UsageError
 
 _COMMANDS = {
-    "spares": ("orders.spares_commands:spares", "Show spare nodes, or go on with them."),
     "breaker": ("orders.breaker_commands:breaker", "Show the breaker, or reset it."),
-    "check": ("check_commands:check", "Check the configuration, or the whole installation."),
+    "check": (
+        "check_commands:check",
+        "Check the configuration, the whole installation, or nodes.",
+    ),
     "deepcheck": (
         "deepcheck.deepcheck_commands:deepcheck",
         "Load nodes and the links between them, as jobs, and judge them.",
     ),
     "drill": ("drill.drill_commands:drill", "Let injected faults count on a node for a while."),
     "events": ("past.event_commands:events", "List the journal's events, by what you look for."),
-    "evidence": ("past.evidence_command:save_evidence", "Save what a node can tell."),
+    "evidence": (
+        "past.evidence_command:save_evidence",
+        "Save a node's logs, findings and the state of its GPUs.",
+    ),
     "explain": (
         "offline.explain_command:explain_path",
         "Name the cause of a failure from a job's log, of a hang from its dumps.",
     ),
     "incident": ("past.incident_commands:incident", "List incidents, or show one from end to end."),
     "inject": ("drill.inject_command:inject", "Let a fault happen to a node, as a drill."),
-    "job": ("job_commands:job", "Show jobs that run under srun --auto-resume=1."),
+    "job": ("job_commands:job", "Show and resize jobs that run under srun --auto-resume=1."),
     "lab": ("lab:lab", "Run a real Slurm cluster on this machine, whose power can be cut."),
     "lifecycle": (
         "joining.lifecycle_commands:lifecycle",
@@ -48,10 +53,11 @@ _COMMANDS = {
     "replay": ("offline.replay_commands:replay_file", "Judge a saved log or a tool's output."),
     "review": (
         "past.review_command:review",
-        "Compare what observing would have done with the facts.",
+        "Compare what sresctld would have done (mode observe) with what people did.",
     ),
     "run": ("run:run", "Keep a step alive: sres run -- srun [options] program."),
     "simulate": ("simulate:simulate", "Run simulated trainings under faults."),
+    "spares": ("orders.spares_commands:spares", "Show spare nodes, or go on with held pools."),
     "status": ("cluster_status:status", "Show nodes, what is under way, and alarms."),
     "unpause": ("orders.pause:unpause", "Let sresctld act again."),
     "version": ("main:version", "Show the version."),
@@ -87,7 +93,10 @@ class _Lazy(click.Group):
 @click.version_option(__version__, prog_name="slurm-resilience", message="%(prog)s %(version)s")
 @click.pass_context
 def cli(ctx: click.Context) -> None:
-    """Keep training runs alive on Slurm: find broken nodes, have them replaced, resume steps."""
+    """Keep training runs alive on Slurm: find broken nodes, have them replaced, resume steps.
+
+    Begin with `sres status`; after an installation, with `sres check site`.
+    """
     ctx.ensure_object(ClusterView)
 
 

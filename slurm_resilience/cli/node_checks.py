@@ -36,12 +36,12 @@ class NodeChecks(NamedTuple):
 
 @click.command("run")
 @hostlist_argument
-@click.option("--only", metavar="CHECKS", help="Names, with commas, of checks.")
+@click.option("--only", metavar="CHECKS", help="Run only these checks: names, with commas.")
 @format_option
 @config_option
 @pass_cluster
 def run_checks(cluster: ClusterView, hostlist: str, only: str | None, form: str) -> None:
-    """Run the health checks of NODES, a hostlist, now.
+    """Run the health checks of nodes now. HOSTLIST is Slurm's: n1 or n[1-3,7].
 
     Each node's sresd runs them beside its jobs, those that take long by their names alone; `sres
     check list` shows the names. What they find counts as it always does. Only root and SlurmUser

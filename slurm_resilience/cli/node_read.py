@@ -19,6 +19,7 @@ from slurm_resilience.cli.shared_options import (
     config_option,
     format_option,
     hostlist_argument,
+    limit_option,
     optional_hostlist_argument,
 )
 from slurm_resilience.cli.tables import (
@@ -239,7 +240,7 @@ def events_table(
 
 @click.command("history")
 @hostlist_argument
-@click.option("--limit", type=click.IntRange(1, 1000), default=100, show_default=True)
+@limit_option("events of each node", 1000)
 @format_option
 @config_option
 @pass_cluster
@@ -264,7 +265,13 @@ def history(cluster: ClusterView, hostlist: str, limit: int, form: str) -> None:
 
 @click.command()
 @click.argument("node")
-@click.option("--lines", type=click.IntRange(1, 1000), default=100, show_default=True)
+@click.option(
+    "--lines",
+    type=click.IntRange(1, 1000),
+    default=100,
+    show_default=True,
+    help="Show so many lines of the log.",
+)
 @format_option
 @config_option
 @pass_cluster

@@ -64,6 +64,17 @@ format_option = click.option(
 )
 
 
+def limit_option(what: str, most: int) -> Callable[[F], F]:
+    """``--limit``; ``what`` names what is counted."""
+    return click.option(
+        "--limit",
+        type=click.IntRange(1, most),
+        default=100,
+        show_default=True,
+        help=f"Show at most so many {what}, the newest.",
+    )
+
+
 def yes_option(text: str) -> Callable[[F], F]:
     """``--yes``; ``text`` says to what."""
     return click.option("--yes", is_flag=True, help=text)

@@ -201,23 +201,47 @@ def _plan_of(words: argparse.Namespace) -> RunPlan | None:
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
-        prog="sres-lifecycle", description=(__doc__ or "").split("\n")[0]
+        prog="sres-lifecycle",
+        description="Run the lifecycle scripts of this node, before its slurmd starts.",
     )
-    parser.add_argument("--config", help="configuration file, for what is not given here")
-    parser.add_argument("--dir", type=Path, help="directory of NN-name scripts")
-    parser.add_argument("--state", type=Path, help="directory of the record, on its own disk")
-    parser.add_argument("--logs", type=Path, help="directory of a log for each script")
+    parser.add_argument("--config", metavar="FILE", help="configuration file, without --dir")
     parser.add_argument(
-        "--timeout", type=float, default=DEFAULT_TIMEOUT_SECONDS, help="seconds for each script"
+        "--dir",
+        type=Path,
+        metavar="DIR",
+        help="directory of the scripts, NN-name (default: all of [lifecycle] in the configuration; "
+        "the options down to --resource-config go with --dir alone)",
     )
     parser.add_argument(
-        "--total", type=float, default=DEFAULT_TOTAL_SECONDS, help="seconds for all of them"
+        "--state", type=Path, metavar="DIR", help="directory of the record, on the node's own disk"
     )
-    parser.add_argument("--resource-config", default="", help="HyperPod's, for on_create.sh")
+    parser.add_argument("--logs", type=Path, metavar="DIR", help="directory of the scripts' logs")
+    parser.add_argument(
+        "--timeout",
+        type=float,
+        metavar="SECONDS",
+        default=DEFAULT_TIMEOUT_SECONDS,
+        help="for each script (default: %(default)g)",
+    )
+    parser.add_argument(
+        "--total",
+        type=float,
+        metavar="SECONDS",
+        default=DEFAULT_TOTAL_SECONDS,
+        help="for all scripts together (default: %(default)g)",
+    )
+    parser.add_argument(
+        "--resource-config",
+        metavar="FILE",
+        default="",
+        help="HyperPod's description of the cluster, for on_create.sh",
+    )
     parser.add_argument(
         "--again", action="store_true", help="run all, also those that ended well in this boot"
     )
-    parser.add_argument("node", metavar="NODE", nargs="?", help="this node's name in Slurm")
+    parser.add_argument(
+        "node", metavar="NODE", nargs="?", help="this node's name in Slurm (default: the host name)"
+    )
     return parser
 
 

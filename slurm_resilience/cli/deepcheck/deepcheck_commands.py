@@ -113,7 +113,7 @@ def run_deep_checks(
     wait_minutes: float,
     **asked: Any,
 ) -> int:
-    """Run deep checks on NODES, a hostlist.
+    """Run deep checks on nodes. HOSTLIST is Slurm's: n1 or n[1-3,7].
 
     They run as jobs in a reservation, which is removed at the end. Nodes that run jobs are waited
     for (--wait) or left out; nodes that are down, drained or reserved are left out. No job is

@@ -32,7 +32,7 @@ only_option = click.option(
     "--only",
     metavar="CHECKS",
     callback=_names,
-    help="Names, with commas, of instance checks.",
+    help="Run only these checks of the instance level: names, with commas.",
 )
 
 seconds_option = click.option(
@@ -40,14 +40,16 @@ seconds_option = click.option(
     type=NumberRange(1, 86400),
     default=60,
     show_default=True,
-    help="Time for which each load runs.",
+    help="Seconds for which each load runs.",
 )
 
 profile_option = click.option(
     "--profile", default="", metavar="TYPE", help="Node type, or a profile's file."
 )
 
-set_aside_option = click.option("--set-aside", is_flag=True, help="Have nodes that fail repaired.")
+set_aside_option = click.option(
+    "--set-aside", is_flag=True, help="Have sresctld repair the nodes that fail."
+)
 
 
 def limit_option(minutes: int) -> Callable[[F], F]:
@@ -73,13 +75,13 @@ def log_options(command: F) -> F:
         default=f"{LOG_DIRECTORY}/deep-health-check.log",
         show_default=True,
         metavar="FILE",
-        help="On each node; %n stands for its name.",
+        help="The log on each node; %n stands for its name.",
     )
     log_dir = click.option(
         "--log-dir",
         default=LOG_DIRECTORY,
         show_default=True,
         metavar="DIR",
-        help="Takes a directory for each run.",
+        help="Each run gets a directory below DIR/deepcheck.",
     )
     return log_dir(node_log(command))

@@ -101,7 +101,7 @@ def watch_deep_checks(
     speed_hours: float,
     once: bool,
 ) -> None:
-    """Check NODES (all) when it is due, and give way to jobs.
+    """Check nodes (all) when it is due, and give way to jobs.
 
     Due are nodes that were asked for (`sres deepcheck request`), that have had no deep check, whose
     driver, kernel or firmware has changed, that have run jobs (--after-jobs), and those whose last
@@ -177,7 +177,7 @@ def _changed(cluster: ClusterView) -> frozenset[str]:
 @config_option
 @pass_cluster
 def request_deep_check(cluster: ClusterView, hostlist: str) -> None:
-    """Have `sres deepcheck watch` check NODES as soon as they are idle.
+    """Have `sres deepcheck watch` check nodes as soon as they are idle.
 
     It labels them deep-check-status=Requested in their Comment, which needs an operator's rights.
     """

@@ -1,4 +1,4 @@
-"""`sres deepcheck speed`: measure idle nodes for a second, and name those that fall behind."""
+"""`sres deepcheck speed`: measure idle nodes for a second, and name the slow ones."""
 
 from __future__ import annotations
 
@@ -18,7 +18,11 @@ STORE = "speeds.sqlite"
 
 @click.command("speed")
 @hostlist_argument
-@click.option("--store", metavar="FILE", help="Takes the measures.  [default: in checks.state_dir]")
+@click.option(
+    "--store",
+    metavar="FILE",
+    help="The file that keeps the measures.  [default: in checks.state_dir]",
+)
 @click.option(
     "--rounds",
     type=click.IntRange(1, 20),
@@ -32,7 +36,7 @@ STORE = "speeds.sqlite"
 def measure_node_speeds(
     cluster: ClusterView, hostlist: str, store: str | None, rounds: int, form: str
 ) -> None:
-    """Measure idle NODES for about a second, and name who falls behind.
+    """Measure idle nodes for about a second, and name the slow ones.
 
     Processors, memory, GPUs and one link of each node are measured. What is slower than it was, and
     than its peers have become, is worth watching: the node gets the label slow=…, and stays in

@@ -15,6 +15,7 @@ from slurm_resilience.cli.shared_options import (
     ID,
     config_option,
     format_option,
+    limit_option,
     optional_hostlist_argument,
 )
 from slurm_resilience.cli.tables import plain, print_json
@@ -32,11 +33,15 @@ _UNIT_SECONDS = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 
 @click.command()
 @optional_hostlist_argument
-@click.option("--kind", "kinds", multiple=True, metavar="EVENT", help="Of this kind; repeatable.")
-@click.option("--job", type=ID, help="Of this job.")
-@click.option("--incident", type=ID, help="Of this incident.")
-@click.option("--since", metavar="TIME", help="From then on: 30m, 2h, 3d, or 2026-01-31T12:00.")
-@click.option("--limit", type=click.IntRange(1, 100_000), default=100, show_default=True)
+@click.option(
+    "--kind", "kinds", multiple=True, metavar="EVENT", help="Only of this kind; repeatable."
+)
+@click.option("--job", type=ID, help="Only of this job.")
+@click.option("--incident", type=ID, help="Only of this incident.")
+@click.option(
+    "--since", metavar="TIME", help="Only since then: 30m, 2h or 3d ago, or 2026-01-31T12:00."
+)
+@limit_option("events", 100_000)
 @format_option
 @config_option
 @pass_cluster

@@ -14,6 +14,7 @@ from slurm_resilience.cli.shared_options import (
     ID,
     config_option,
     format_option,
+    limit_option,
     optional_hostlist_argument,
 )
 from slurm_resilience.cli.tables import clock_time, duration, field, print_json, table
@@ -31,7 +32,7 @@ def incident() -> None:
 @incident.command("list")
 @optional_hostlist_argument
 @click.option("--open", "is_open", is_flag=True, help="Only those that are under way.")
-@click.option("--limit", type=click.IntRange(1, 100_000), default=100, show_default=True)
+@limit_option("incidents", 100_000)
 @format_option
 @config_option
 @pass_cluster

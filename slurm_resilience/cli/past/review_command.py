@@ -12,6 +12,7 @@ from slurm_resilience.cli.past.pages_of import newest
 from slurm_resilience.cli.shared_options import (
     config_option,
     format_option,
+    limit_option,
     optional_hostlist_argument,
 )
 from slurm_resilience.cli.tables import clock_time, count, duration, print_json, table
@@ -29,7 +30,7 @@ _AGREES = {True: "yes", False: "no", None: ""}
 
 @click.command()
 @optional_hostlist_argument
-@click.option("--limit", type=click.IntRange(1, 10_000), default=100, show_default=True)
+@limit_option("faults", 10_000)
 @format_option
 @config_option
 @pass_cluster

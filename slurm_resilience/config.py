@@ -442,15 +442,17 @@ def load(path: str | os.PathLike[str] | None = None) -> Config:
     Raises:
         ConfigError: a named file that cannot be read, or any fault that `parse` finds.
     """
-    named = path or os.environ.get("SRES_CONFIG")
+    by_variable = not path and bool(os.environ.get("SRES_CONFIG"))
     file = chosen_file(path)
     try:
         text = file.read_text(encoding="utf-8")
     except FileNotFoundError:
-        if named:
+        if by_variable:
             raise ConfigError(
                 f"{file}: no such file; write one, or unset SRES_CONFIG to use the defaults"
             ) from None
+        if path:
+            raise ConfigError(f"{file}: no such file") from None
         return Config()
     except OSError as error:
         raise ConfigError(f"{file}: cannot be read: {error.strerror or error}") from None

@@ -310,7 +310,11 @@ def only_one(state_dir: Path) -> Iterator[None]:
         state_dir.mkdir(parents=True, exist_ok=True, mode=0o750)
         lock = os.open(state_dir / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o640)
     except OSError as error:
-        raise SresError(f"the state directory {state_dir} cannot be used: {error}") from None
+        raise SresError(
+            f"the state directory {state_dir} cannot be used: {error.strerror or error}; run "
+            "sresctld as the user to whom it belongs (SlurmUser), or name another one "
+            "(controller.state_dir)"
+        ) from None
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         yield
@@ -549,14 +553,18 @@ def _allow_many_connections() -> None:
 
 @click.command(name="sresctld", context_settings={"help_option_names": ["-h", "--help"]})
 @click.option("--config", "config_path", metavar="FILE", help=OPTION_HELP)
-@click.option("--once", is_flag=True, help="Run one cycle, print its sentence, exit.")
-@click.option("--dry-run", is_flag=True, help="Decide and say what would be done; do nothing.")
+@click.option("--once", is_flag=True, help="Run one cycle, say in one line what was done, exit.")
+@click.option("--dry-run", is_flag=True, help="Decide, say what would be done, and do nothing.")
 @click.option(
-    "--log-level", default="info", type=click.Choice(daemon_log.LEVELS), show_default=True
+    "--log-level",
+    type=click.Choice(daemon_log.LEVELS),
+    default="info",
+    show_default=True,
+    help="Log this, and what is graver.",
 )
 @click.version_option(__version__, prog_name="sresctld")
 def _command(config_path: str | None, once: bool, dry_run: bool, log_level: str) -> None:
-    """Watch the cluster's nodes, mark faulty ones, and have them replaced until they are idle."""
+    """Watch the cluster's nodes, mark faulty ones, have them replaced, and give them back."""
     daemon_log.set_up(log_level)
     config = load(config_path)
     # Root may look at what the daemon keeps as SlurmUser (--once --dry-run).

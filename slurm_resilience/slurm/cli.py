@@ -62,7 +62,8 @@ _KINDS: tuple[tuple[type[SlurmError | NotFound | NotPermitted], str], ...] = (
         r"Job step \S+ not found",
     ),
 )
-
+# What Slurm's commands say on a machine without slurm.conf, whose DNS names no slurmctld.
+_NO_CONFIGURATION = "DNS SRV lookup failed"
 
 MOST_NAMES = 10_000
 """Jobs whose names are remembered."""
@@ -509,6 +510,11 @@ def _error(program: str, words: Sequence[str], said: str) -> SlurmError | NotFou
     line = " ".join(said.split()) or "no reason given"
     line = re.sub(rf"{program}: error: ", "", line)
     what = " ".join([program, *words[:3]])
+    if re.search(_NO_CONFIGURATION, line):
+        return SlurmUnreachable(
+            f"{what}: no slurm.conf is on this machine, and DNS names no slurmctld; run it on a "
+            "machine of the cluster"
+        )
     for kind, pattern in _KINDS:
         if re.search(pattern, line, re.IGNORECASE):
             return kind(f"{what}: {line[:300]}")

@@ -10,7 +10,8 @@ from typing import Protocol
 from slurm_resilience.mesh.protocol.world_plan import WorldRules
 from slurm_resilience.simulate.schedule import Schedule
 from slurm_resilience.simulate.sim_network import SimNetwork
-from slurm_resilience.simulate.sim_process import TIMING, ProcessState, SimProcess
+from slurm_resilience.simulate.sim_process import TIMING, SimProcess
+from slurm_resilience.simulate.sim_process_parts import ProcessState
 
 EXCUSED_SECONDS = 9.0
 """Time after a fault in which those that it concerned may be given up: the silence of all, and

@@ -24,12 +24,8 @@ from slurm_resilience.simulate.invariants import InvariantBroken, Lineage, Train
 from slurm_resilience.simulate.mesh_faults import CUTS, Excuses, FaultPlan
 from slurm_resilience.simulate.schedule import Schedule
 from slurm_resilience.simulate.sim_network import SimNetwork
-from slurm_resilience.simulate.sim_process import (
-    LARGE_WORLD_TIMING,
-    TIMING,
-    ProcessState,
-    SimProcess,
-)
+from slurm_resilience.simulate.sim_process import LARGE_WORLD_TIMING, TIMING, SimProcess
+from slurm_resilience.simulate.sim_process_parts import ProcessState
 from slurm_resilience.simulate.sim_speaker_files import SimSpeakerFiles, SpeakerBook
 
 SMALL, LARGE = (3, 8), (9, 64)

@@ -23,8 +23,8 @@ from slurm_resilience.controller.diagnose import diagnose
 from slurm_resilience.controller.journal.records import Fault, KnownAgent
 from slurm_resilience.controller.observe import ClusterSnapshot
 from slurm_resilience.model import Node, Severity
-from slurm_resilience.simulate.cluster.cluster_faults import FaultKind, plan
 from slurm_resilience.simulate.cluster.cluster_simulation import simulate_cluster
+from slurm_resilience.simulate.cluster.fault_plan import FaultKind, plan
 from slurm_resilience.slurm.node_labels import HEALTH, with_labels
 
 NAMES = tuple(f"n{number}" for number in range(1, 6))

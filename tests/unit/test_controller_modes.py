@@ -37,9 +37,9 @@ from slurm_resilience.controller.query.history_reader import HistoryReader
 from slurm_resilience.controller.query.observed_outcome import review_view
 from slurm_resilience.errors import UsageError
 from slurm_resilience.model import REPLACE
-from slurm_resilience.simulate.cluster import cluster_rules
-from slurm_resilience.simulate.cluster.cluster_faults import KINDS_WITHOUT_SPARES, plan
 from slurm_resilience.simulate.cluster.cluster_simulation import simulate_cluster
+from slurm_resilience.simulate.cluster.fault_plan import KINDS_WITHOUT_SPARES, plan
+from slurm_resilience.simulate.cluster.rules import cluster_rules
 from slurm_resilience.simulate.cluster.sim_slurm import SRESCTLD
 from slurm_resilience.wire.messages import StatusRequest
 

@@ -44,9 +44,9 @@ from slurm_resilience.model import ACTIONS, Node
 from slurm_resilience.replace.replacers import Replacers
 from slurm_resilience.simulate.cluster import cluster_faults
 from slurm_resilience.simulate.cluster.cluster_campaign import CONTROLLER_CAMPAIGN, kinds_of
-from slurm_resilience.simulate.cluster.cluster_faults import FaultKind, PlannedFault, plan
 from slurm_resilience.simulate.cluster.cluster_simulation import simulate_cluster
-from slurm_resilience.simulate.cluster.rule_names import ClusterRule
+from slurm_resilience.simulate.cluster.fault_plan import FaultKind, PlannedFault, plan
+from slurm_resilience.simulate.cluster.rules.rule_names import ClusterRule
 from slurm_resilience.simulate.cluster.sim_host import SimHost
 from slurm_resilience.simulate.cluster.sim_slurm import SimSlurm
 from slurm_resilience.slurm.reservations import Reservation

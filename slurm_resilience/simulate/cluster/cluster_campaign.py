@@ -8,17 +8,17 @@ from collections.abc import Collection
 import msgspec
 
 from slurm_resilience.simulate.campaign import Campaign, SeedFailure
-from slurm_resilience.simulate.cluster.cluster_faults import (
+from slurm_resilience.simulate.cluster.cluster_simulation import (
+    FAULTS_AN_HOUR,
+    simulate_cluster,
+)
+from slurm_resilience.simulate.cluster.fault_plan import (
     KINDS_WITHOUT_SPARES,
     FaultKind,
     PlannedFault,
     plan,
 )
-from slurm_resilience.simulate.cluster.cluster_simulation import (
-    FAULTS_AN_HOUR,
-    simulate_cluster,
-)
-from slurm_resilience.simulate.cluster.rule_names import ClusterRule
+from slurm_resilience.simulate.cluster.rules.rule_names import ClusterRule
 from slurm_resilience.simulate.schedule import StandsStill
 
 

@@ -7,7 +7,7 @@ from random import Random
 from typing import Protocol
 
 from slurm_resilience.errors import SresError
-from slurm_resilience.simulate.cluster.cluster_rules import ClusterRules
+from slurm_resilience.simulate.cluster.rules.cluster_rules import ClusterRules
 from slurm_resilience.simulate.cluster.sim_machine import SimClient, WireEnd
 from slurm_resilience.simulate.cluster.sim_slurm import SimSlurm
 from slurm_resilience.simulate.schedule import Schedule

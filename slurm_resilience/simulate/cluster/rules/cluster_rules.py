@@ -11,16 +11,17 @@ from slurm_resilience.config import Config
 from slurm_resilience.controller.decide.node_lifecycle import NodeEvent, NodeState
 from slurm_resilience.controller.journal.records import HOUR_SECONDS, Incident
 from slurm_resilience.model import Job, Node
-from slurm_resilience.simulate.cluster.rule_memory import (
+from slurm_resilience.simulate.cluster.rules.mark_ceilings import STALE_SECONDS, MarkCeilings
+from slurm_resilience.simulate.cluster.rules.rule_memory import (
     BreakerView,
     JobLosses,
     PeoplesWords,
     WellKnown,
     WrittenEvents,
 )
-from slurm_resilience.simulate.cluster.rule_names import Broken, ClusterRule
+from slurm_resilience.simulate.cluster.rules.rule_names import Broken, ClusterRule
 from slurm_resilience.simulate.cluster.sim_host import SimHost, SimRun
-from slurm_resilience.simulate.cluster.sim_machine import NEW_DRIVER, Path, Power, SimMachine
+from slurm_resilience.simulate.cluster.sim_machine import Path, Power, SimMachine
 from slurm_resilience.simulate.cluster.sim_slurm import (
     NOT_RESPONDING,
     SLURM,
@@ -34,8 +35,6 @@ SEEN_SECONDS = 2.5
 """A node that has lived, beaten and been healthy for so long is known to."""
 ANSWERS_SECONDS = 10.0
 """A node that has answered probes for so long is known to live."""
-STALE_SECONDS = 1.0
-"""An act may rest on a look that is so old."""
 NOTICED_SECONDS = 60.0
 """A dead or sick node is noticed within this time, if nothing keeps sresctld from it."""
 LONGEST_ACT_SECONDS = 40.0
@@ -96,10 +95,11 @@ class ClusterRules:
         self.broken: list[Broken] = []
         self.people = PeoplesWords()
         self.breaker = BreakerView()
+        self._ceilings = MarkCeilings(
+            config.breaker, slurm, machines, self.people, self.breaker, self.break_rule
+        )
         self._intents: set[str] = set()
         self._written = WrittenEvents()
-        self._open_for: dict[int, float] = {}
-        """Seconds for which an incident was open with nothing in its way."""
         self._bad_since = WellKnown()
         self._jobs = JobLosses()
 
@@ -305,7 +305,9 @@ class ClusterRules:
         if len(running) > self._config.replace.max_running:
             self.break_rule(ClusterRule.MOST_PROGRAMS, f"{len(running)} programs run")
         for partition in self._slurm.entries[name].partitions:
-            there = [run.node for run in running if self._is_in(run.node, partition)]
+            there = [
+                run.node for run in running if partition in self._slurm.entries[run.node].partitions
+            ]
             if len(there) > self._config.replace.max_running_partition:
                 text = f"{len(there)} programs run in partition {partition}: {' '.join(there)}"
                 self.break_rule(ClusterRule.MOST_PROGRAMS, text)
@@ -495,8 +497,8 @@ class ClusterRules:
             is_held = standing.is_tripped() or node is None or node.has_work
             if able_since == float("inf") or is_held:
                 continue
-            passed = self._open_for.get(incident.id, 0.0) + seconds
-            self._open_for[incident.id] = passed
+            passed = self._written.open_for.get(incident.id, 0.0) + seconds
+            self._written.open_for[incident.id] = passed
             if passed > bound:
                 text = f"incident {incident.id} of {incident.node} is {incident.state}"
                 self.break_rule(
@@ -692,62 +694,14 @@ class ClusterRules:
         window = self._config.breaker.window - STALE_SECONDS
         for mark in [mark for mark in marks if mark[0] < now - window]:
             marks.remove(mark)
-        excess = self._excess(name, {node for _, node in marks}, is_apart)
+        excess = self._ceilings.excess(name, {node for _, node in marks}, is_apart)
         if excess and is_offered and is_needed:
             marks.pop()  # the breaker trips in this very cycle: its notes come after its acts
             return
         if excess:
             self.break_rule(ClusterRule.MOST_MARKS, excess)
         if not is_apart:
-            self._judge_hour(name, min(now, listed_at) - waited)
-
-    def _judge_hour(self, name: str, at: float) -> None:
-        """Compare the marks of an hour with the ceilings of the node's switch and of its driver.
-
-        Args:
-            name: the node that was marked now.
-            at: when its fault began.
-        """
-        of_hour, domains = self.breaker.of_hour, self._slurm.domains()
-        of_hour.append((at, name))
-        begins = max(at - HOUR_SECONDS + STALE_SECONDS, self.people.reset_at)
-        marked = {node for when, node in of_hour if when >= begins}
-        there = {node for node in marked if domains.get(node) == domains.get(name)}
-        if domains.get(name) and len(there) > self._config.breaker.switch_per_hour:
-            text = f"{len(there)} nodes of {domains[name]} within an hour: {sorted(there)}"
-            self.break_rule(ClusterRule.MOST_MARKS, text)
-        same = {node for node in marked if self._has_new_driver(node)}
-        if self._has_new_driver(name) and len(same) > self._config.breaker.driver_per_hour:
-            text = f"{len(same)} nodes with the new driver within an hour: {sorted(same)}"
-            self.break_rule(ClusterRule.MOST_MARKS, text)
-
-    def _has_new_driver(self, name: str) -> bool:
-        machine = self._machines.get(name)
-        return machine is not None and machine.agent.drivers == (NEW_DRIVER,)
-
-    def _excess(self, name: str, marked: set[str], is_apart: bool) -> str:
-        """Compare the marks within the window with the ceilings of the cluster and of partitions.
-
-        Args:
-            name: the node that was marked now.
-            marked: all of the window.
-            is_apart: Slurm had had them DOWN before: they have one ceiling, that of the cluster.
-
-        Returns:
-            Which ceiling is passed, in words; empty: none.
-        """
-        limits = self._config.breaker
-        within = f"within {limits.window:.0f} s: {' '.join(sorted(marked))}"
-        if len(marked) > limits.nodes_at_once:
-            return f"{len(marked)} of {len(self._machines)} nodes {within}"
-        for partition in () if is_apart else self._slurm.entries[name].partitions:
-            there = [node for node in marked if self._is_in(node, partition)]
-            if len(there) > limits.partition_at_once:
-                return f"{len(there)} nodes of partition {partition} {within}"
-        return ""
-
-    def _is_in(self, name: str, partition: str) -> bool:
-        return partition in self._slurm.entries[name].partitions
+            self._ceilings.judge_hour(name, min(now, listed_at) - waited)
 
     def _is_any_recovering(self) -> bool:
         """Tell whether a supervised job must leave a dead node, or waits for a run or for nodes in

@@ -197,11 +197,13 @@ class JobLosses:
 
 
 class WrittenEvents:
-    """Events that the journal got, and when."""
+    """Events and incidents that the journal got, and when."""
 
     def __init__(self) -> None:
         self.opened: dict[tuple[int, str], float] = {}
         """The first of each incident: a number may be given again, after a kill that undid it."""
+        self.open_for: dict[int, float] = {}
+        """Seconds for which an incident was open with nothing in its way."""
         self.requested: set[int] = set()
         """Incidents that people asked for."""
         self.repaired: dict[str, set[int]] = {}

@@ -12,8 +12,8 @@ from slurm_resilience.controller.spares.gift_plan import (
     REQUEUE_GIFT_SECONDS,
 )
 from slurm_resilience.controller.spares.pool_plan import PREFIX, size_of
-from slurm_resilience.simulate.cluster.rule_memory import PeoplesWords
-from slurm_resilience.simulate.cluster.rule_names import ClusterRule
+from slurm_resilience.simulate.cluster.rules.rule_memory import PeoplesWords
+from slurm_resilience.simulate.cluster.rules.rule_names import ClusterRule
 from slurm_resilience.simulate.cluster.sim_machine import SimMachine
 from slurm_resilience.simulate.cluster.sim_reservations import SimReservations
 from slurm_resilience.simulate.cluster.sim_slurm import SRESCTLD, SimSlurm

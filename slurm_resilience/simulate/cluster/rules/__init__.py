@@ -1,0 +1,1 @@
+"""The rules that must hold in a simulated cluster, and what they remember."""

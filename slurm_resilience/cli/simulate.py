@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 import click
+import msgspec
 
 from slurm_resilience.clock import SYSTEM_CLOCK
 from slurm_resilience.errors import SresError
-from slurm_resilience.simulate.campaign import SeedFailure
+from slurm_resilience.simulate.campaign import Campaign, SeedFailure
 from slurm_resilience.simulate.cluster.cluster_campaign import (
     CONTROLLER_CAMPAIGN,
     ControllerFigures,
@@ -35,7 +36,7 @@ from slurm_resilience.simulate.resume.resume_simulation import simulate_resume
 
 REPORT_SECONDS = 10.0
 """Time between two lines of progress."""
-Figures = TypeVar("Figures")
+Figures = TypeVar("Figures", bound=msgspec.Struct)
 
 
 class InvariantsBroken(SresError):
@@ -67,86 +68,68 @@ def simulate(only: str, seed: int, runs: int, jobs: int, output: Path | None, tr
 
     A run is a function of its seed: `sres simulate --seed S --trace` replays it.
     """
-    if only == "controller":
-        if trace:
-            _replay_cluster(seed)
-            return
-        clusters = CONTROLLER_CAMPAIGN.go_on(
-            seed,
-            runs,
-            jobs=jobs,
-            file=output,
-            clock=SYSTEM_CLOCK.monotonic,
-            progress=_progress(_cluster_line),
-        )
-        click.echo(cluster_report(clusters))
-        _judge(clusters.controller_runs, clusters.controller_failures, "--only controller ")
-        return
-    if only == "resume":
-        _simulate_sruns(seed, runs, jobs, output, trace)
-        return
     if trace:
-        speaks = only == "speakers" or (only == "elastic" and elastic_has_speakers(seed))
-        _replay(seed, speakers=speaks, elastic=only == "elastic")
+        _replay_seed(only, seed)
         return
-    if only == "speakers":
-        _simulate_speakers(seed, runs, jobs, output)
-        return
-    if only == "elastic":
-        _simulate_elastic(seed, runs, jobs, output)
-        return
-    figures = MESH_CAMPAIGN.go_on(
-        seed,
-        runs,
-        jobs=jobs,
-        file=output,
-        clock=SYSTEM_CLOCK.monotonic,
-        progress=_progress(_line),
-    )
+    campaigns = {
+        "mesh": _simulate_trainings,
+        "speakers": _simulate_speakers,
+        "elastic": _simulate_elastic,
+        "controller": _simulate_clusters,
+        "resume": _simulate_sruns,
+    }
+    campaigns[only](_Asked(seed, runs, jobs, output))
+
+
+class _Asked(NamedTuple):
+    """The runs that are asked for."""
+
+    seed: int
+    runs: int
+    jobs: int
+    output: Path | None
+
+
+def _simulate_trainings(asked: _Asked) -> None:
+    figures = _go_on(MESH_CAMPAIGN, asked, _line)
     click.echo(report(figures))
     _judge(figures.mesh_runs, figures.failures, "")
 
 
-def _simulate_speakers(seed: int, runs: int, jobs: int, output: Path | None) -> None:
-    figures = SPEAKERS_CAMPAIGN.go_on(
-        seed,
-        runs,
-        jobs=jobs,
-        file=output,
-        clock=SYSTEM_CLOCK.monotonic,
-        progress=_progress(_speakers_line),
-    )
+def _simulate_speakers(asked: _Asked) -> None:
+    figures = _go_on(SPEAKERS_CAMPAIGN, asked, _speakers_line)
     click.echo(speakers_report(figures))
     _judge(figures.speaker_runs, figures.speaker_failures, "--only speakers ")
 
 
-def _simulate_elastic(seed: int, runs: int, jobs: int, output: Path | None) -> None:
-    figures = ELASTIC_CAMPAIGN.go_on(
-        seed,
-        runs,
-        jobs=jobs,
-        file=output,
-        clock=SYSTEM_CLOCK.monotonic,
-        progress=_progress(_elastic_line),
-    )
+def _simulate_elastic(asked: _Asked) -> None:
+    figures = _go_on(ELASTIC_CAMPAIGN, asked, _elastic_line)
     click.echo(elastic_report(figures))
     _judge(figures.elastic_runs, figures.elastic_failures, "--only elastic ")
 
 
-def _simulate_sruns(seed: int, runs: int, jobs: int, output: Path | None, trace: bool) -> None:
-    if trace:
-        _replay_srun(seed)
-        return
-    figures = RESUME_CAMPAIGN.go_on(
-        seed,
-        runs,
-        jobs=jobs,
-        file=output,
-        clock=SYSTEM_CLOCK.monotonic,
-        progress=_progress(_resume_line),
-    )
+def _simulate_clusters(asked: _Asked) -> None:
+    figures = _go_on(CONTROLLER_CAMPAIGN, asked, _cluster_line)
+    click.echo(cluster_report(figures))
+    _judge(figures.controller_runs, figures.controller_failures, "--only controller ")
+
+
+def _simulate_sruns(asked: _Asked) -> None:
+    figures = _go_on(RESUME_CAMPAIGN, asked, _resume_line)
     click.echo(resume_report(figures))
     _judge(figures.resume_runs, figures.resume_failures, "--only resume ")
+
+
+def _go_on(campaign: Campaign[Figures], asked: _Asked, line: Callable[[Figures], str]) -> Figures:
+    """Run what the file does not have yet; return the figures of all."""
+    return campaign.go_on(
+        asked.seed,
+        asked.runs,
+        jobs=asked.jobs,
+        file=asked.output,
+        clock=SYSTEM_CLOCK.monotonic,
+        progress=_progress(line),
+    )
 
 
 def _progress(line: Callable[[Figures], str]) -> Callable[[Figures], None]:
@@ -168,6 +151,16 @@ def _judge(runs: int, failures: list[SeedFailure], words: str) -> None:
             f"{len(failures)} of {runs} runs broke a rule; replay one with: "
             f"sres simulate {words}--seed {failures[0].seed} --trace"
         )
+
+
+def _replay_seed(only: str, seed: int) -> None:
+    if only == "controller":
+        _replay_cluster(seed)
+    elif only == "resume":
+        _replay_srun(seed)
+    else:
+        speaks = only == "speakers" or (only == "elastic" and elastic_has_speakers(seed))
+        _replay(seed, speakers=speaks, elastic=only == "elastic")
 
 
 def _replay(seed: int, *, speakers: bool, elastic: bool) -> None:

@@ -41,10 +41,10 @@ class OverlayOrder(msgspec.Struct, frozen=True):
 class Overlays:
     """The faults that are laid over this machine's tree; together one mount for each place."""
 
-    def __init__(self, sysroot: Path, directory: Path = DIRECTORY) -> None:
+    def __init__(self, sysroot: Path) -> None:
         self._sysroot = sysroot
-        self._tree = directory / "tree"
-        self._book = directory / "faults.json"
+        self._tree = DIRECTORY / "tree"
+        self._book = DIRECTORY / "faults.json"
 
     def inject(self, fault: InjectedFault) -> None:
         """Let a fault show.

@@ -166,10 +166,10 @@ def _named(order: RepairOrder, name: str) -> RepairOrder:
     return msgspec.structs.replace(order, directory=directory)
 
 
-def program_only(settings: ReplaceSettings, host: RunHost = THIS_HOST) -> Replacers:
+def program_only(settings: ReplaceSettings) -> Replacers:
     """Return the program alone, for both actions where there is one."""
     chosen = dict.fromkeys((REPLACE, REBOOT), PROGRAM) if settings.program else {}
-    return Replacers({PROGRAM: ProgramReplacer(settings.program, host)}, chosen, host)
+    return Replacers({PROGRAM: ProgramReplacer(settings.program, THIS_HOST)}, chosen, THIS_HOST)
 
 
 def choose_replacers(

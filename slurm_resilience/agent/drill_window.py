@@ -118,7 +118,9 @@ class DrillWindow:
         except FileNotFoundError:
             return None
         except (OSError, msgspec.MsgspecError) as error:
-            log.warning("%s counts for nothing: %s", self._file, error)
+            log.warning(
+                "the drill in %s does not count, since it cannot be read: %s", self._file, error
+            )
             return None
         is_sound = 0 <= span.began <= self._clock.monotonic() and span.ends >= span.began
         if span.boot_id != self._boot_id or not is_sound:

@@ -105,7 +105,10 @@ class FindingIntake:
             try:
                 look.start()
             except RuntimeError as error:
-                log.warning("whose fault an Xid is cannot be looked into: %s", error)
+                log.warning(
+                    "sresd cannot look whether a program or the GPU is at fault for an Xid: %s",
+                    error,
+                )
                 return
             self._look = look
             look.join(LOOK_SECONDS)

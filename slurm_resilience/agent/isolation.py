@@ -218,7 +218,7 @@ def _well_formed(peers: Iterable[str]) -> list[tuple[str, int]]:
         try:
             pairs.append(tcp_probe.split(peer))
         except UsageError as error:
-            log.error("sresctld names a peer that is none: %s", error)
+            log.error("sresctld names a node to try that has no usable address: %s", error)
     return pairs
 
 

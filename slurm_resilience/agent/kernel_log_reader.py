@@ -65,7 +65,7 @@ class KernelLogSource:
             except OSError as error:
                 if error.errno != errno.EPIPE:
                     raise
-                log.warning("the kernel log overran: lines were lost")
+                log.warning("the kernel wrote its log faster than sresd reads it: lines were lost")
                 continue
             if not data:
                 return

@@ -125,7 +125,9 @@ def only_reader(kernel_log: Path) -> Iterator[None]:
         if error.errno == errno.EWOULDBLOCK:
             _refuse_second(kernel_log, _holders(log_fd))
         else:
-            logging.getLogger("sresd").warning("%s cannot be held: %s", kernel_log, error.strerror)
+            logging.getLogger("sresd").warning(
+                "%s cannot be locked against a second sresd: %s", kernel_log, error.strerror
+            )
     try:
         yield
     finally:

@@ -87,7 +87,7 @@ class Responder:
         except SresError as error:
             answer = NodeAnswer(request.id, refused=str(error))
         except Exception as error:
-            log.exception("%s failed", request.kind)
+            log.exception("the question %s could not be answered", request.kind)
             answer = NodeAnswer(request.id, refused=f"{type(error).__name__}: {error}")
         finally:
             with self._lock:

@@ -224,7 +224,7 @@ class Shipper:
             try:
                 self.turn()
             except Exception as error:  # a thread that ends is silent for good
-                log.exception("shipping failed")
+                log.exception("the journal could not be sent to the standby")
                 with self._changed:
                     self._trouble = str(error)
                     self._drop(str(error))

@@ -167,8 +167,11 @@ def status(name: str, directory: Path | None, form: str) -> None:
 @lab.command("list")
 def list_labs() -> None:
     """List the labs in the usual place, /run/sres-lab."""
-    for name, directory, alive in state_file.known():
+    labs = state_file.known()
+    for name, directory, alive in labs:
         click.echo(f"{name}\t{'up' if alive else 'dead'}\t{directory}")
+    if not labs:
+        click.echo("no lab; `sres lab up` makes one", err=True)
 
 
 def _node_command(verb: str, text: str, said: str) -> None:

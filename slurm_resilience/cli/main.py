@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import importlib
 import os
+import re
 import sys
 from pathlib import Path
 from typing import Any
@@ -124,7 +125,8 @@ def call(args: list[str] | None = None, cluster: ClusterView | None = None) -> i
         return UsageError.exit_code
     except click.UsageError as error:
         path = error.ctx.command_path if error.ctx else "sres"
-        return _complain(f"{error.format_message()} (see `{path} --help`)", UsageError.exit_code)
+        text = f"{error.format_message()}{_meant(error)} (see `{path} --help`)"
+        return _complain(text, UsageError.exit_code)
     except click.ClickException as error:
         return _complain(error.format_message(), error.exit_code)
     except (click.Abort, KeyboardInterrupt):
@@ -137,6 +139,19 @@ def call(args: list[str] | None = None, cluster: ClusterView | None = None) -> i
     except OSError as error:
         name = f"{error.filename}: " if error.filename is not None else ""
         return _complain(f"{name}{error.strerror or error}", SresError.exit_code)
+
+
+def _meant(error: click.UsageError) -> str:
+    """Return the command that may have been meant by one that there is not. (click itself says so
+    of groups whose commands are loaded.)"""
+    word = re.fullmatch(r"No such command '(.*)'\.", error.format_message())
+    if word is None or error.ctx is None or not isinstance(error.ctx.command, _Lazy):
+        return ""
+    # Late: only a typo needs it.
+    import difflib
+
+    match = difflib.get_close_matches(word[1], _COMMANDS, n=1)
+    return f" Did you mean '{match[0]}'?" if match else ""
 
 
 def _complain(text: str, code: int) -> int:

@@ -66,7 +66,7 @@ def test_every_command_exists_and_has_help(capsys: pytest.CaptureFixture[str]) -
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (["nod"], "No such command"),
+        (["nod"], "No such command 'nod'. Did you mean 'node'?"),
         (["status", "--format", "xml"], "'xml' is not one of"),
         (["node", "replace"], "Missing argument 'HOSTLIST'"),
         (["node", "history", "n1", "--limit", "0"], "--limit"),

@@ -118,9 +118,12 @@ def test_what_can_be_used_of_the_sites_file_is_used(
             config.load_usable(file)
 
 
-def test_a_named_file_must_exist(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="no such file"):
+def test_a_named_file_must_exist(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(ConfigError, match=r"missing\.toml: no such file$"):
         config.load(tmp_path / "missing.toml")
+    monkeypatch.setenv("SRES_CONFIG", str(tmp_path / "missing.toml"))
+    with pytest.raises(ConfigError, match="no such file; write one, or unset SRES_CONFIG"):
+        config.load()
 
 
 @pytest.mark.parametrize("path", ["", "var/lib/sresctld", "./here"])

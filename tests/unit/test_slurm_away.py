@@ -38,6 +38,16 @@ def test_an_order_without_an_answer_may_be_given_again(tmp_path: Path, said: str
         CliClient(str(tmp_path)).requeue(7)
 
 
+def test_a_machine_without_slurm_conf_is_named_as_that(tmp_path: Path) -> None:
+    """So 22.05 says it; the same machine may be one whose name server does not answer."""
+    said = "resolve_ctls_from_dns_srv: res_nsearch error: Unknown host\\n"
+    said += "fetch_config: DNS SRV lookup failed\\nscontrol: fatal: Could not establish"
+    (tmp_path / "scontrol").write_text(f"#!/bin/sh\nprintf '{said}' >&2\nexit 1\n")
+    (tmp_path / "scontrol").chmod(0o755)
+    with pytest.raises(SlurmUnreachable, match=r"show config: no slurm\.conf is on this machine"):
+        CliClient(str(tmp_path)).info()
+
+
 def test_a_command_that_a_signal_ended_may_be_given_again(tmp_path: Path) -> None:
     """libmunge dies of SIGPIPE where munged has too much to do: one of 100 sruns did."""
     (tmp_path / "squeue").write_text("#!/bin/sh\nkill -KILL $$\n")

@@ -21,6 +21,8 @@ _FREE_TEXT = frozenset({"REASON", "TEXT", "NODES", "WOULD", "THEN"})
 _LONG_STATE = 16
 _LEAST_TEXT, _TEXT_INDENT = 24, 4
 """Characters: free text that has less room stands under its row, so far from the left."""
+_NARROWEST_TEXT = 10
+"""Characters that it has at least, where it cannot stand there."""
 
 
 def plain(value: object) -> str:
@@ -58,12 +60,23 @@ def table(columns: Sequence[str], rows: Iterable[Sequence[object]], indent: int 
     colours = has_colour()
     Console(
         file=paper,
-        width=width - indent,
+        width=max(width - indent, _least_room(columns, shown)),
         color_system="standard" if colours else None,
         force_terminal=colours,
         highlight=False,
     ).print(made)
     return "\n".join(" " * indent + line.rstrip() for line in paper.getvalue().splitlines())
+
+
+def _least_room(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> int:
+    """Return the characters that a line needs with no node's name cut off: where the terminal has
+    fewer, it breaks the line itself."""
+    room = 2 * (len(columns) - 1)
+    for index, column in enumerate(columns):
+        cells = (column, *(row[index] for row in rows))
+        longest = max(len(part) for cell in cells for part in cell.split("\n"))
+        room += min(longest, _NARROWEST_TEXT) if column in _FREE_TEXT else longest
+    return room
 
 
 def _cramped(columns: Sequence[str], rows: Sequence[Sequence[str]], width: int) -> int | None:

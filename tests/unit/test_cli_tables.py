@@ -52,6 +52,19 @@ def test_a_list_fits_80_columns_and_loses_nothing(monkeypatch: pytest.MonkeyPatc
         assert word in bare
 
 
+def test_a_long_node_name_is_never_cut_off(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two nodes would look the same. The terminal breaks such a line by itself."""
+    monkeypatch.setenv("COLUMNS", "80")
+    names = ["gpu-h100-rack12-chassis03-node0123", "gpu-h100-rack12-chassis03-node0124"]
+    state = "ALLOCATED+DRAIN+NOT_RESPONDING"
+    rows = [
+        (name, state, "requested", "silent", "Action:Replace", "123,124", "2d") for name in names
+    ]
+    lines = table(COLUMNS, rows).splitlines()
+    assert [name for name in names if any(line.startswith(f"{name} ") for line in lines)] == names
+    assert "requested" in lines[1] and "123,124" in lines[1]
+
+
 def test_an_item_stands_two_blanks_in(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "40")
     assert item("n7: found dead in 2s, because no beat for 1.9 s") == (

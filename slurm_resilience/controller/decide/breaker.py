@@ -232,8 +232,8 @@ def alarm(state: BreakerState, faults: Mapping[str, Fault]) -> RaiseAlarm | None
     shown = ",".join(names[:SHOWN_NODES])
     more = f" and {len(names) - SHOWN_NODES} more" if len(names) > SHOWN_NODES else ""
     text = (
-        f"the breaker tripped: {state.text}; that looks like our fault or the network's. Faulty "
-        f"now: {shown or 'none'}{more}. No node is replaced, and none is marked but to move "
-        "supervised jobs off dead nodes; see `sres breaker`"
+        f"the breaker tripped: {state.text}; that looks like a fault of the network, or "
+        f"of sresctld's own. Faulty now: {shown or 'none'}{more}. No node is replaced, and none is "
+        "marked but to move supervised jobs off dead nodes; see `sres breaker`"
     )
     return RaiseAlarm(f"breaker-{state.tripped_at:.3f}", text)

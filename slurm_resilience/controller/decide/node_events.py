@@ -618,7 +618,7 @@ def _from_returning(
     # on it from now on is news.
     if node.is_available or node.is_only_reserved:
         verb = ACTIONS.get(incident.action, ACTIONS[REPLACE])[1]
-        verb = "came back by itself" if incident.is_flap else verb
+        verb = "returned by itself" if incident.is_flap else verb
         text = f"{verb} and back in service{_after(snapshot, incident)}"
         if node.is_only_reserved:
             text = f"{text}, in a maintenance reservation"

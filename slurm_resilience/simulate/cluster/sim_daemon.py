@@ -165,7 +165,7 @@ class SimDaemon:
         except Killed:
             world.note("sresctld is killed")
         except SresError as error:
-            world.note(f"sresctld does not start: {error}")
+            world.note(f"sresctld does not start: {self._without_path(error)}")
         except Exception as error:
             world.rules.daemon_ended(f"{type(error).__name__}: {error}")
 
@@ -173,13 +173,17 @@ class SimDaemon:
     def _state_dir(self) -> Directory:
         return Directory(self._world.config.controller.state_dir)
 
+    def _without_path(self, error: SresError) -> str:
+        """Return its text with a name for the state directory that each replay shares."""
+        return str(error).replace(str(self._state_dir), "the state directory")
+
     def start_second(self, seconds: float) -> None:
         """Start a second sresctld on the same state directory, which ends after so long."""
         world = self._world
         try:
             self._second.enter_context(only_one(self._state_dir))
         except SresError as error:
-            world.note(f"a second sresctld does not start: {error}")
+            world.note(f"a second sresctld does not start: {self._without_path(error)}")
             return
         if self._controller is not None:
             world.rules.second_started()

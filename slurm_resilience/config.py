@@ -442,7 +442,8 @@ def load(path: str | os.PathLike[str] | None = None) -> Config:
     Raises:
         ConfigError: a named file that cannot be read, or any fault that `parse` finds.
     """
-    by_variable = not path and bool(os.environ.get("SRES_CONFIG"))
+    of_environment = os.environ.get("SRES_CONFIG")
+    by_variable = bool(of_environment) and str(path or of_environment) == of_environment
     file = chosen_file(path)
     try:
         text = file.read_text(encoding="utf-8")

@@ -201,7 +201,12 @@ def main() -> None:
     """Console entry: expected errors become one line and an exit code."""
     keep_exit_codes()
     try:
-        sresd(standalone_mode=True)
+        sresd(standalone_mode=False)
+    except click.ClickException as error:
+        print(f"sresd: error: {error.format_message()} (see `sresd --help`)", file=sys.stderr)
+        sys.exit(error.exit_code)
+    except click.Abort:
+        sys.exit(130)
     except SresError as error:
         print(f"sresd: error: {error}", file=sys.stderr)
         sys.exit(error.exit_code)

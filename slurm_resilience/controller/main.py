@@ -562,7 +562,7 @@ def _allow_many_connections() -> None:
     show_default=True,
     help="Log this, and what is graver.",
 )
-@click.version_option(__version__, prog_name="sresctld")
+@click.version_option(__version__, message="sresctld %(version)s")
 def _command(config_path: str | None, once: bool, dry_run: bool, log_level: str) -> None:
     """Watch the cluster's nodes, mark faulty ones, have them replaced, and give them back."""
     daemon_log.set_up(log_level)
@@ -579,7 +579,8 @@ def main() -> None:
     try:
         _command(standalone_mode=False)
     except click.ClickException as error:
-        error.show()
+        text = f"{error.format_message()} (see `sresctld --help`)"
+        print(f"sresctld: error: {text}", file=sys.stderr)
         sys.exit(error.exit_code)
     except click.Abort:
         sys.exit(130)

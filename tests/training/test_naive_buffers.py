@@ -109,6 +109,24 @@ def test_a_buffer_that_is_given_other_memory_is_rolled_back(run: Program) -> Non
     assert len(undisturbed) == 8 and undisturbed == repeated
 
 
+def test_a_large_buffer_that_is_written_through_data_is_rolled_back(run: Program) -> None:
+    """A codebook that forward moves through `.data`: torch does not count that, and a step that was
+    repeated moved it twice."""
+    parts = CODEBOOK.replace("torch.zeros(8)", "torch.zeros(4096, 8)").replace(
+        "self.codes.lerp_(", "self.codes.data.lerp_("
+    )
+    parts = parts.replace("x - self.codes", "x - self.codes[0]")
+    told_nothing(run(USUAL, parts))
+    body = USUAL + '    say("codes", s.seat, s.step, [v.hex() for v in model.codes[0].tolist()])\n'
+    for step in (0, 2):
+        told = [
+            run(body, parts, inject=fault).stdout
+            for fault in ("", f"exception:rank=1,step={step},phase=backward")
+        ]
+        undisturbed, repeated = ({x for x in one.splitlines() if "codes" in x} for one in told)
+        assert len(undisturbed) == 8 and undisturbed == repeated
+
+
 def test_a_buffer_that_one_rank_alone_changes_is_told(run: Program) -> None:
     """It was no parameter, and so it was never seen."""
     body = ALONE.replace("steps=4", "steps=12").replace(

@@ -27,6 +27,9 @@ from slurm_resilience.training.state.generators import TrackedGenerator
 SMALL_BYTES = 1 << 16
 """Buffers up to this size are copied at every mark: batch_norm changes its running statistics
 without counting it in the tensor's version, so versions can be trusted for bigger ones only."""
+CLOSE_LOOKS = 3
+"""Marks at which bigger ones are compared with their copies: a codebook that forward moves through
+`.data` is not counted either, and is copied at every mark from then on."""
 
 
 SAMPLE_BYTES = 1 << 12
@@ -59,6 +62,9 @@ class _Buffers:
         """In use, kept."""
         self._big: list[tuple[torch.Tensor, torch.Tensor]] = []
         self._versions: list[int] = []
+        self._looks = CLOSE_LOOKS
+        self._uncounted: set[int] = set()
+        """Numbers of big ones that are written to in a way that torch does not count."""
 
     @torch.no_grad()
     def mark(self) -> None:
@@ -80,6 +86,8 @@ class _Buffers:
             except RuntimeError:  # `buffer.data = other`, of another shape
                 self._begin(now)
                 return
+        if self._looks:
+            self._look_closely()
         for number, version in self._changed():
             used, kept = self._big[number]
             describe.local_shard(kept).copy_(describe.local_shard(used))
@@ -99,6 +107,8 @@ class _Buffers:
                 used.data = kept.clone()
         if self._small[0]:
             compat.copy_all(self._small[0], self._small[1])
+        if self._looks:
+            self._look_closely()
         for number, _ in self._changed():
             used, kept = self._big[number]
             describe.local_shard(used).copy_(describe.local_shard(kept))
@@ -122,9 +132,21 @@ class _Buffers:
         self.came = self.came or id(module) in self._parts
 
     def _changed(self) -> list[tuple[int, int]]:
-        """Return number and present version of each big buffer that was written to."""
+        """Return number and present version of each big buffer that was written to, or may be."""
         now = compat.versions([used for used, _ in self._big])
-        return [(n, version) for n, version in enumerate(now) if version != self._versions[n]]
+        return [
+            (n, version)
+            for n, version in enumerate(now)
+            if version != self._versions[n] or n in self._uncounted
+        ]
+
+    def _look_closely(self) -> None:
+        """Find big buffers that have changed, and whose version has not."""
+        self._looks -= 1
+        counted = {number for number, _ in self._changed()}
+        for number, (used, kept) in enumerate(self._big):
+            if number not in counted and not _is_same(used, kept):
+                self._uncounted.add(number)
 
     def _begin(self, now: list[torch.Tensor | None]) -> None:
         """Copy everything, because a buffer is another tensor than before."""
@@ -136,6 +158,7 @@ class _Buffers:
         big = [one for one in tensors if describe.local_shard(one).nbytes > SMALL_BYTES]
         self._big = [(one, one.clone()) for one in big]
         self._versions = compat.versions(big)
+        self._looks, self._uncounted = CLOSE_LOOKS, set()
 
 
 def _memory(buffer: torch.Tensor) -> torch.Tensor:
@@ -390,10 +413,10 @@ def _piece(parameter: torch.Tensor | None, device: torch.device) -> torch.Tensor
 
 def _is_same(one: torch.Tensor, other: torch.Tensor) -> bool:
     """Tell whether two tensors have the same bits."""
-    here = describe.local_shard(one)
-    if here.shape != other.shape or here.dtype != other.dtype or here.device != other.device:
+    here, there = describe.local_shard(one), describe.local_shard(other)
+    if here.shape != there.shape or here.dtype != there.dtype or here.device != there.device:
         return False
-    return torch.equal(describe.byte_view(here.detach()), describe.byte_view(other))
+    return torch.equal(describe.byte_view(here.detach()), describe.byte_view(there))
 
 
 @torch.no_grad()

@@ -189,6 +189,18 @@ def test_a_buffer_that_is_written_after_the_update_is_told(run: Program, place: 
         told_nothing(run(ALONE.replace("    with", f"    {write}    with"), parts))
 
 
+@pytest.mark.parametrize("mode", ["train", "eval"])
+def test_averages_of_a_forward_after_the_update_are_told(run: Program, mode: str) -> None:
+    """A validation in train mode: a fault in the next step put its averages back."""
+    body = USUAL + f"    model.{mode}()(X)\n    model.train()\n"
+    body = body.replace("    model.", "    with torch.no_grad(): model.", 1)
+    done = run(body, AVERAGES)
+    if mode == "train":
+        warned(done, "a forward after the update is in eval mode")
+    else:
+        told_nothing(done)
+
+
 def test_buffers_between_batches_of_one_update_are_told_nothing(run: Program) -> None:
     body = """
     model, opt = s.once(build)

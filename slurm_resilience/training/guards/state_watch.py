@@ -256,7 +256,8 @@ class StateWatch:
             self._warn(
                 f"{_some(changed)}, a buffer, changed between s.update() and the next batch, or in "
                 "a way that torch does not count (through .data): a fault in the next step puts it "
-                "back. Change it inside of `with s.update():`, or before it, as forward does"
+                "back. Change it inside of `with s.update():`, or before it, as forward does "
+                "(running averages: a forward after the update is in eval mode)"
             )
 
     def commit(self) -> None:

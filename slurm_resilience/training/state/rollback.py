@@ -332,31 +332,34 @@ class RollbackPoint:
         Args:
             but: ids of those that are left out.
         """
-        return {name: value for name, used, value in self._own_buffers() if id(used) not in but}
-
-    def changed_buffers(self) -> tuple[str, ...]:
-        """Return the names of the buffers that have another value than at the mark, but for running
-        averages of a norm."""
-        return tuple(
-            name
-            for name, used, value in self._own_buffers()
-            if used is not value and not _is_same(used, value)
-        )
-
-    def _own_buffers(self) -> Iterator[tuple[str, torch.Tensor, torch.Tensor]]:
-        """Yield name, buffer and value at the mark."""
-        own = {
+        averages = {
             id(part._buffers)
             for module in self._modules.values()
             for part in module.modules()
-            if not compat.keeps_running_averages(part)
+            if compat.keeps_running_averages(part)
         }
+        return {
+            name: value
+            for name, table, used, value in self._all_buffers()
+            if id(used) not in but and table not in averages
+        }
+
+    def changed_buffers(self) -> tuple[str, ...]:
+        """Return the names of the buffers that have another value than at the mark."""
+        return tuple(
+            name
+            for name, _, used, value in self._all_buffers()
+            if used is not value and not _is_same(used, value)
+        )
+
+    def _all_buffers(self) -> Iterator[tuple[str, int, torch.Tensor, torch.Tensor]]:
+        """Yield name, id of the module's table, buffer, and value at the mark."""
         names = compat.buffer_names(self._modules)
         kept = self._buffers.kept()
         for (table, key), (_, value) in zip(self._buffers.places, kept, strict=False):
             now = table.get(key)
-            if now is not None and value is not None and id(table) in own:
-                yield names[id(table), key], now, value
+            if now is not None and value is not None:
+                yield names[id(table), key], id(table), now, value
 
     def changed(self) -> tuple[str, ...]:
         """Return the parameters that something was written to since the mark. Without kept values,

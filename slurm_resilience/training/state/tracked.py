@@ -261,7 +261,7 @@ class Tracked:
         return self._marks.written() if self._marks is not None else ()
 
     def changed_buffers(self) -> tuple[str, ...]:
-        """Names of buffers that changed since the last mark, but for running averages of norms."""
+        """Names of buffers that changed since the last mark."""
         return self._marks.changed_buffers() if self._marks is not None else ()
 
     def digest(self) -> str:

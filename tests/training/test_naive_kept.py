@@ -61,6 +61,14 @@ def test_what_once_keeps_and_nothing_tracks_is_told(run: Program, kind: str) -> 
     warned(done, "kept by s.once, changes in each step and is not tracked")
 
 
+def test_what_once_keeps_from_after_track_on_is_told(run: Program) -> None:
+    """The first look, in `s.track`, did not find it yet."""
+    body = _body("collections.deque", "len(kept)", "kept.append((x, y))")
+    made = "kept = s.once(collections.deque)\n"
+    body = body.replace(made, "").replace("net =", f"{made}net =")
+    warned(run(body, PARTS), "deque, kept by s.once, changes in each step and is not tracked")
+
+
 def test_a_second_model_that_once_keeps_is_told(run: Program) -> None:
     """A model of rewards with an optimizer of its own: neither was tracked."""
     body = USUAL.replace("s.track", "rewards, other = s.once(build, 1)\ns.track")

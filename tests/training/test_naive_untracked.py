@@ -162,6 +162,19 @@ def test_a_generator_that_is_not_tracked_is_told(run: Program, kind: str) -> Non
     warned(run(body.replace("net(x)", f"net(x + 0.1 * {draw})")), "is drawn from and not tracked")
 
 
+@pytest.mark.parametrize("seeded", ["once", "in each step"])
+def test_a_generator_in_a_local_variable_is_told(run: Program, seeded: str) -> None:
+    """It lies in no list of Python's memory, and was not found. One that is seeded by the step
+    draws the same in a step that is repeated."""
+    made, draw = GENERATORS["torch"]
+    body = USUAL.replace("net =", f"noise = {made}\nnet =")
+    body = body.replace("net(x)", f"net(x + 0.1 * {draw})")
+    if seeded == "once":
+        warned(run(body), "is drawn from and not tracked")
+    else:
+        told_nothing(run(body.replace("    nn.", "    noise.manual_seed(s.step)\n    nn.", 1)))
+
+
 def test_the_generator_of_a_communication_hook_is_told_nothing(run: Program) -> None:
     """Its state is made anew beside each wrapper, with the same seed on all ranks."""
     parts = """

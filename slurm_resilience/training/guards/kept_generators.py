@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import inspect
 import sys
 from collections.abc import Iterable, Sequence
 from itertools import islice
@@ -11,6 +12,7 @@ from typing import Any, NamedTuple
 import torch
 
 from slurm_resilience.training.content_digest import content_digest
+from slurm_resilience.training.guards.code.program_locals import program_locals
 from slurm_resilience.training.state.generators import TrackedGenerator
 
 MOST = 64
@@ -25,6 +27,8 @@ _HOLDERS = frozenset((dict, list, tuple))
 class _Kept(NamedTuple):
     generator: Any
     state: int
+    seed: int
+    """Another one later: it is seeded anew, by step say."""
 
 
 class KeptGenerators:
@@ -58,8 +62,11 @@ class KeptGenerators:
         while some := list(islice(holders, AT_ONCE)):
             held = gc.get_referents(*some)
             found |= {id(one): one for one in held if type(one) is torch.Generator}
+        # A local variable is held by its frame, which Python's memory does not list either.
+        values = (value for _, _, value in program_locals(inspect.currentframe()))
+        found |= {id(one): one for one in values if type(one) is torch.Generator}
         mine = (one for number, one in found.items() if number not in known)
-        self._found = [_Kept(one, _state(one)) for one in islice(mine, MOST)]
+        self._found = [_Kept(one, _state(one), _seed(one)) for one in islice(mine, MOST)]
 
     @property
     def is_over(self) -> bool:
@@ -69,9 +76,17 @@ class KeptGenerators:
     def drawn(self) -> tuple[str, ...]:
         """Return the kinds of those that were drawn from since; at the first call."""
         found, self._found = self._found, []
-        kinds = (type(one.generator) for one in found if _state(one.generator) != one.state)
+        kinds = (
+            type(one.generator)
+            for one in found
+            if _state(one.generator) != one.state and _seed(one.generator) == one.seed
+        )
         return tuple(dict.fromkeys(f"{kind.__module__}.{kind.__name__}" for kind in kinds))
 
 
 def _state(generator: Any) -> int:
     return content_digest(TrackedGenerator(generator).state_dict())
+
+
+def _seed(generator: Any) -> int:
+    return generator.initial_seed() if type(generator) is torch.Generator else 0

@@ -22,7 +22,7 @@ from slurm_resilience.training.content_digest import content_digest
 
 LOOKS = 3
 """At the begin, and after the first two updates: what has changed each time is told. What a step
-fills, and its update empties, is none."""
+fills, and its update empties, is none. What is made after `s.track` is looked at one update more."""
 DEEP = 3
 """Objects within objects that are looked into."""
 MOST = 256
@@ -82,11 +82,16 @@ class KeptObjects:
         self._readings.append(_read(self.source(), known))
         if len(self._readings) < LOOKS:
             return ()
-        first, second, third = self._readings
-        self.is_over, self._readings = True, []
+        first, second, third = self._readings[-LOOKS:]
         common = first.keys() & second.keys() & third.keys()
+        if len(self._readings) == LOOKS:
+            self.is_over = second.keys() <= first.keys()
+        else:
+            self.is_over, common = True, common - self._readings[0].keys()
+        if self.is_over:
+            self._readings = []
         changing = tuple(sorted(n for n in common if _goes_on(first[n], second[n], third[n])))
-        self.has_told = bool(changing)
+        self.has_told = self.has_told or bool(changing)
         return changing
 
 

@@ -22,7 +22,7 @@ from slurm_resilience.training.content_digest import content_digest
 
 LOOKS = 3
 """At the begin, and after the first two updates: what has changed each time is told. What a step
-fills, and its update empties, is none. What is made after `s.track` is looked at one update more."""
+fills, and its update empties, is none. What is made after `s.track` has one look more."""
 DEEP = 3
 """Objects within objects that are looked into."""
 MOST = 256

@@ -162,12 +162,14 @@ class Interrupter:
         if watch is None:
             return None
         view = mesh.current
-        if view is not None and mesh.end is None and mesh.status.phase == "running":
+        if view is not None and mesh.end is None and mesh.status.phase in ("running", "done"):
             inside = {member.peer.id for member in view.members}
             beats = {name: beat for name, beat in mesh.beats().items() if name in inside}
-            self._participant.plan_change()
             if reason := watch.left_out(beats):
                 self._leave_to_be_healed(view, reason)
+            if mesh.status.phase == "done":
+                return watch.beat()
+            self._participant.plan_change()
             verdict = watch.stalled(now, beats, silence=mesh.silence)
             if verdict is not None and self._participant.in_world:
                 end = GenerationEnd(view.generation, verdict.reason, verdict.culprit or "", "hang")
@@ -192,11 +194,14 @@ class Interrupter:
 
     def _leave_to_be_healed(self, view: View, reason: str) -> None:
         """End the world: this rank left out an update, and is to be healed from the others."""
-        participant = self._participant
+        participant, mesh = self._participant, self._participant.mesh
         if participant.in_world and participant.guards.left_out.heals(
             view, participant.step, reason
         ):
-            mesh = participant.mesh
+            if mesh.status.phase == "done":
+                # Its function has returned, and says nothing more before the next world.
+                participant.healer.distrust(reason)
+                mesh.say(participant.status("done"))
             mesh.over(GenerationEnd(view.generation, reason, mesh.me.id, "fault"))
 
 

@@ -306,7 +306,7 @@ class Participant:
     def leave_if_cut(self) -> None:
         """Leave the block where a collective may have failed, unless the world goes on: a loop that
         caught its error would commit a gradient that was reduced in part, and the others would be
-        healed from it.
+        healed from it; a function that did would return in the middle of a training.
 
         Raises:
             Interrupted: the world is over.
@@ -357,9 +357,17 @@ class Participant:
             raise RuntimeError("an earlier s.update() was left by an exception: the state is void")
 
     def returned(self) -> None:
-        """Warn of a function that has returned, and may have counted its steps by itself."""
+        """Warn of a function that has returned, and may have counted its steps by itself.
+
+        Raises:
+            Interrupted: the end of its world broke its step off.
+        """
         loaders = self.loaders.opened.values()
         is_over = any(one.end is not None and one.next >= one.end for one in loaders)
+        # A loop that was left with a batch over, by an error that the program caught around it.
+        is_cut = self.group.sockets.lost() or self.mesh.is_left
+        if is_cut and self.updates.is_broken_off and not is_over:
+            self.leave_if_cut()
         if self.group.rank == 0 and not is_over:
             self.updates.warn_if_left_early(self.healer.last.get("step", 0))
 

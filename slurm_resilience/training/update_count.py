@@ -50,6 +50,11 @@ class UpdateCount:
         """True when the loop has committed its batch, and not asked for the next one yet."""
         return bool(self._updates)
 
+    @property
+    def is_broken_off(self) -> bool:
+        """True when the last loop over a loader has batches that no update has used."""
+        return self._waiting + self._left_over > 0
+
     def ask(self) -> None:
         """Note that the program is told its step."""
         if not self.asked_step:

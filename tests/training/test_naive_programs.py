@@ -80,6 +80,19 @@ def test_a_swallowed_error_of_a_collective_is_not_committed(run: Program) -> Non
     assert done.stdout.count("ends at 6") == 2, done.stdout
 
 
+def test_an_error_that_is_caught_around_the_loop_ends_no_training(run: Program) -> None:
+    """The function returned in the step that the other rank's death broke off. Where both ranks did
+    so, the training was over there, with exit code 0."""
+    head, loop = USUAL.replace("steps=4", "steps=8").split("for x, y", 1)
+    body = head + "try:\n" + indent("for x, y" + loop, " " * 4)
+    body += "except Exception as error:\n    say('caught', error)\n"
+    done = run(body, inject="kill:rank=1,step=3")
+    assert done.returncode == 0, done.stderr[-4000:]
+    assert done.stdout.count("caught") == 1, done.stdout
+    assert done.stdout.count("ends at 8") == 2, done.stdout
+    assert "step 3 is not committed" in done.stderr, done.stderr[-4000:]
+
+
 @pytest.mark.parametrize("step", [0, 3])
 @pytest.mark.parametrize("where", ["before its collectives", "after its collectives"])
 def test_a_step_that_one_rank_alone_leaves_out_is_healed(

@@ -413,7 +413,7 @@ def told_of_cooling(
     change: Callable[[Cooling, int], None], *, asked_step: bool = False
 ) -> set[str]:
     model, attributes, told = Cooling(), PlainAttributes(), set[str]()
-    attributes.begin({"model": model})
+    attributes.begin({"model": model}, {})
     for number in range(4):
         told.update(attributes.counted(asked_step=asked_step))
         change(model, number)

@@ -382,6 +382,32 @@ def test_state_that_an_optimizer_hides_is_told(run: Program) -> None:
     warned(done, "opt keeps state where no peer finds it (inner, slow)")
 
 
+@pytest.mark.parametrize("place", ["an attribute", "its groups"])
+def test_a_number_that_an_optimizer_counts_by_itself_is_told(run: Program, place: str) -> None:
+    """A replaced rank began with the first one, and was told of when its replica was another."""
+    parts = """
+    class Warm(torch.optim.SGD):
+        def __init__(self, parameters):
+            super().__init__(parameters, 0.01)
+            self.count = 0
+
+        def step(self):
+            self.count += 1
+            self.param_groups[0]["lr"] = 0.01 / self.count
+            super().step()
+
+    def build():
+        torch.manual_seed(0)
+        model = nn.Linear(8, 1)
+        return model, Warm(model.parameters())
+    """
+    if place == "an attribute":
+        warned(run(USUAL, parts), "opt.count counts in each step, and no peer finds it")
+    else:
+        parts = parts.replace("self.count = 0", "self.param_groups[0]['count'] = 0")
+        told_nothing(run(USUAL, parts.replace("self.count", "self.param_groups[0]['count']")))
+
+
 def test_replicas_that_differ_one_step_after_a_healing_are_told(run: Program) -> None:
     """The optimizer's slow weights are in no state_dict, so the newcomer begins without them."""
     done = run(

@@ -1,6 +1,6 @@
-"""See state that modules keep where it is not healed: a number or a tensor in an attribute that is
-no buffer, and the buffers of a module that is not tracked. A repeated step changes it twice, and a
-replaced rank begins anew."""
+"""See state that is kept where it is not healed: a number or a tensor in an attribute of a module
+that is no buffer, a number in one of an optimizer, and the buffers of a module that is not tracked.
+A repeated step changes it twice, and a replaced rank begins anew."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ import torch
 from torch import nn
 
 from slurm_resilience.training.compat import versions
+from slurm_resilience.training.state.adapters import has_own_state
 
 LOOKS = 4
 """At the beginning, and before the first three updates: what an update changes is seen in the last
@@ -30,31 +31,35 @@ _Reading = dict[str, _Seen]
 
 
 class PlainAttributes:
-    """Those of the tracked modules of this process, in its first steps. What counts up from one
+    """Those of what this process tracks, in its first steps. What counts up from one
     step to the next, twice, is told; what is only set anew may be for the log. So is a fraction
     that twice changes by the same difference, or ratio: a temperature that cools."""
 
     def __init__(self) -> None:
-        self._modules: dict[str, nn.Module] = {}
+        self._holders: dict[str, nn.Module | torch.optim.Optimizer] = {}
         self._readings: list[_Reading] = []
         self._told: set[str] = set()
         self._has_begun = False
 
-    def begin(self, modules: Mapping[str, nn.Module]) -> None:
-        """Begin with the modules as they are, the first time that this is called.
+    def begin(
+        self, modules: Mapping[str, nn.Module], optimizers: Mapping[str, torch.optim.Optimizer]
+    ) -> None:
+        """Begin with what is tracked as it is, the first time that this is called.
 
         Args:
-            modules: name → tracked.
+            modules: by name.
+            optimizers: the same.
         """
         if self._has_begun:
             return
         self._has_begun = True
-        self._modules = {
+        self._holders = {
             f"{name}.{path}" if path else name: part
             for name, module in modules.items()
             for path, part in module.named_modules()
             if type(part).get_extra_state is nn.Module.get_extra_state
         }
+        self._holders |= {name: one for name, one in optimizers.items() if not has_own_state(one)}
         self._readings = [self._read()]
 
     @property
@@ -81,18 +86,19 @@ class PlainAttributes:
         }
         new, self._told = found - self._told, self._told | found
         if len(self._readings) == LOOKS:
-            self._readings, self._modules = [], {}
+            self._readings, self._holders = [], {}
         return tuple(sorted(new))
 
     def _read(self) -> _Reading:
         found = {}
-        for path, module in self._modules.items():
+        for path, holder in self._holders.items():
             # A module of torch's own keeps its state in buffers; its options are fractions.
-            is_own = not type(module).__module__.startswith("torch.")
-            for name, value in vars(module).items():
+            is_own = not type(holder).__module__.startswith("torch.")
+            is_module = isinstance(holder, nn.Module)  # an optimizer's tensors are told otherwise
+            for name, value in vars(holder).items():
                 if type(value) is float or (is_own and type(value) is int):
                     found[f"{path}.{name}"] = _Seen(type(value), value)
-                elif is_own and type(value) is torch.Tensor and not value.is_inference():
+                elif is_own and is_module and _is_plain(value):
                     found[f"{path}.{name}"] = _Seen(value, versions([value])[0])
         return found
 
@@ -168,6 +174,10 @@ class UntrackedBuffers:
             for name, buffer in module.named_buffers(recurse=False)
             if not buffer.is_inference()
         }
+
+
+def _is_plain(value: Any) -> bool:
+    return type(value) is torch.Tensor and not value.is_inference()
 
 
 def _all(values: Any) -> Iterable[Any]:

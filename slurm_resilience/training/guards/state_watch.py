@@ -92,7 +92,7 @@ class StateWatch:
             self._optimizers, list(modules.values()), listen=listen, leads=leads, step=step
         )
         if listen:
-            self._optimizing.parts.attributes.begin(modules)
+            self._optimizing.parts.attributes.begin(modules, self._optimizers)
             self._optimizing.parts.begin(
                 self._optimizing.modules, objects.values(), is_trained=step != 0
             )
@@ -341,7 +341,15 @@ class StateWatch:
                 "s.track(model=…, opt=…, noise=generator); one that a dataset draws from is seeded "
                 "by the sample's index instead"
             )
-        if counted := self._optimizing.parts.attributes.counted(asked_step=asked_step):
+        found = self._optimizing.parts.attributes.counted(asked_step=asked_step)
+        by_optimizers = tuple(n for n in found if n.partition(".")[0] in self._optimizers)
+        if by_optimizers:
+            self._warn(
+                f"{_some(by_optimizers)} counts in each step, and no peer finds it: a replaced "
+                "rank begins anew. Keep it in `param_groups` or `state`, or give the optimizer a "
+                "state_dict and load_state_dict of its own"
+            )
+        if counted := tuple(name for name in found if name not in by_optimizers):
             self._warn(
                 f"{_some(counted)} counts in each step and is no buffer: a step that is repeated "
                 "after a fault counts twice, and a replaced rank begins anew. That is harmless "

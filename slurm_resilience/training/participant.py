@@ -371,13 +371,23 @@ class Participant:
         if self.group.rank == 0 and not is_over:
             self.updates.warn_if_left_early(self.healer.last.get("step", 0))
 
-    def write_out(self) -> None:
-        """Wait for the checkpoint under way: it is written by the ranks of this world together."""
+    def spent(self) -> None:
+        """Note that a loader has no batch left. A checkpoint that was skipped, since the one before
+        was still being written, may be the last one that is due: it is made up for here, before the
+        program does anything else with its model."""
+        self.updates.spent()
+        if self.healer.keeps_copies and self.write_out():
+            self.healer.save_skipped()
+
+    def write_out(self) -> bool:
+        """Wait for the checkpoint under way: it is written by the ranks of this world together.
+        Returns False where the world is over before."""
         pause = self.watch.pause() if self.watch is not None else contextlib.nullcontext()
         with pause:
             while not self.healer.written(WRITING_SECONDS):
                 if self.mesh.end is not None or self.mesh.evicted:
-                    return
+                    return False
+        return True
 
 
 def _joining(seats: list[int]) -> str:

@@ -387,7 +387,7 @@ class Session:
             participant.loaders.read_elsewhere(tell=participant.group.rank == 0)
         batch = next(batches, END)
         if batch is END:
-            participant.updates.spent()
+            participant.spent()
             return END
         participant.updates.batch_given()
         if participant.mesh.is_left:

@@ -3,11 +3,13 @@ within two steps, without waiting for a fault."""
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 from naive import USUAL, Program, refused, told_nothing, warned
 
 pytestmark = pytest.mark.training
-pytest.importorskip("torch", reason="torch is not installed")
+torch = pytest.importorskip("torch", reason="torch is not installed")
 
 
 def test_a_schedule_that_steps_after_the_update_is_told(run: Program) -> None:
@@ -348,3 +350,35 @@ def test_microbatches_without_a_change_are_told_nothing(run: Program, net: str) 
 def test_collectives_in_an_update_are_told(run: Program) -> None:
     body = USUAL.replace("    with s.update():", "    with s.update():\n        average(model, 1)")
     warned(run(body), "collectives inside of s.update()")
+
+
+@pytest.mark.parametrize("steps", [4, 5])
+def test_a_run_ends_with_a_checkpoint_where_the_last_due_one_was_skipped(
+    run: Program, tmp_path: Path, steps: int
+) -> None:
+    """The one before was still being written, and what the last steps had made was on no disk. What
+    the program does with its model after the loop is in none."""
+    from slurm_resilience.training import Checkpointer
+
+    parts = """
+    import time
+    from slurm_resilience.training import Checkpointer
+    from slurm_resilience.training.checkpoint import writing
+
+    sums = writing._sums
+
+    def slow(*args):
+        time.sleep(1.5)
+        return sums(*args)
+
+    writing._sums = slow
+    keeper = Checkpointer(os.environ["TMPDIR"] + "/kept", every=2)
+    """
+    body = USUAL.replace("steps=4", f"steps={steps}") + "\nmodel.weight.data.zero_()\n"
+    done = run(body, parts, options="checkpointer=keeper")
+    assert done.returncode == 0, done.stderr[-4000:]
+    assert "checkpoint of step 4 is skipped" in done.stderr, done.stderr[-4000:]
+    model, keeper = torch.nn.Linear(8, 1), Checkpointer(tmp_path / "0" / "kept")
+    assert keeper.readable() == steps
+    keeper.load(steps, {"model": model})
+    assert model.weight.any()

@@ -46,13 +46,16 @@ class Counts:
     """Seconds that the last one took in the background."""
     error: str = ""
     """The reason of the last failure."""
+    skipped_in: dist.ProcessGroup | None = None
+    """The group of the last save, if that was skipped: on all its ranks alike."""
 
 
 class Checkpointer:
     """Checkpoints in a shared directory: asynchronous, atomic, verified; for any number of ranks.
 
     Only one save is under way at a time. One that comes before the last has been written is
-    skipped, on all ranks alike, with a log line: a slow disk never holds up a step. A save that
+    skipped, on all ranks alike, with a log line: a slow disk never holds up a step. Where that was
+    the last one, `s.loader` makes up for it when it has no batch left. A save that
     fails is logged and counted (`counts`) and training goes on; a load that fails raises.
 
     Values other than modules and optimizers are taken from one rank; name those that differ from
@@ -322,10 +325,12 @@ class Checkpointer:
 
     def _do(self, job: writing.SaveJob) -> bool:
         counts, began = self.counts, time.perf_counter()
+        counts.skipped_in = None
         try:
             writing.write(job, self._catalog, self._in_flight)
         except writing.Skipped as reason:
             counts.skipped += 1
+            counts.skipped_in = job.group
             if writing.leads(job):
                 log.warning("checkpoint of step %d is skipped: %s", job.step, reason)
             return False

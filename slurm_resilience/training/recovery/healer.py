@@ -311,7 +311,7 @@ class Healer:
             self._partner.snapshot(step, tracked)
 
     def save_last(self) -> None:
-        """Begin a checkpoint of the state as it is: the training is asked to end."""
+        """Begin a checkpoint of the state as it is: the training ends."""
         if self._options.checkpointer is not None and self.tracked is not None:
             objects = self._on_disk(self.tracked)
             self._options.checkpointer.save(self.progress.step, objects, self._disk_group)
@@ -334,6 +334,14 @@ class Healer:
         keeper, step = self._options.checkpointer, self.progress.step
         if keeper is not None and keeper.due(step):
             keeper.save(step, self._on_disk(tracked), self._disk_group)
+
+    def save_skipped(self) -> None:
+        """Begin a checkpoint of the present step where the newest one was skipped in this world."""
+        # Another one may not tell.
+        counts = getattr(self._options.checkpointer, "counts", None)
+        skipped_in = getattr(counts, "skipped_in", None)
+        if skipped_in is not None and skipped_in is self._disk_group and not self.progress.dirty:
+            self.save_last()
 
     def _on_disk(self, tracked: state.Tracked) -> dict[str, Any]:
         """Return what a checkpoint has: with each rank's random states, as every copy of the state,

@@ -241,6 +241,22 @@ def test_frozen_weights_that_differ_are_refused(run: Program) -> None:
     refused(done, "frozen parameters differ: rank 1 from rank 0 in model.0.weight, model.0.bias")
 
 
+@pytest.mark.parametrize("called", [False, True])
+def test_a_lazy_module_that_has_no_weights_yet_is_refused(run: Program, called: bool) -> None:
+    """Its weights failed to be sent, three times, with a traceback from inside of torch."""
+    parts = f"""
+    def build():
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.LazyLinear(4), nn.Linear(4, 1))
+        {"model(X)" if called else ""}
+        return model, torch.optim.SGD(model.parameters(), 0.01)
+    """
+    if called:
+        told_nothing(run(USUAL, parts))
+    else:
+        refused(run(USUAL, parts), "model.0.weight, model.0.bias: a lazy module has no weights")
+
+
 FREEZING = """
 def build():
     torch.manual_seed(0)

@@ -1,5 +1,6 @@
-"""Check that shards of tensors are the parts by which ranks are healed: the plan takes two ranks of
-equal ``rank % replica_size`` for holders of the same part."""
+"""Check that what is tracked can be healed: every parameter has its shape, and shards of tensors
+are the parts by which ranks are healed. The plan takes two ranks of equal ``rank % replica_size``
+for holders of the same part."""
 
 from __future__ import annotations
 
@@ -17,15 +18,21 @@ from slurm_resilience.training.state import adapters
 
 
 def check(objects: dict[str, Any], replica_size: int) -> None:
-    """Look at every sharded tensor. Every rank finds the same, without asking another.
+    """Look at every parameter. Every rank finds the same, without asking another.
 
     Args:
         objects: name → what is tracked.
         replica_size: ranks that hold one copy of the model together.
 
     Raises:
-        UsageError: a tensor is cut up in another way.
+        UsageError: a tensor is cut up in another way, or has no shape yet.
     """
+    if lazy := [path for path, one in _parameters(objects) if nn.parameter.is_lazy(one)]:
+        more = f" and {len(lazy) - 3} more" if len(lazy) > 3 else ""
+        raise UsageError(
+            f"{', '.join(lazy[:3])}{more}: a lazy module has no weights before its first forward, "
+            "and none that could be healed: call it with a batch where it is built, before s.track"
+        )
     seen = set()
     for name, tensor in _sharded(objects):
         layout = (tensor.device_mesh, tensor.placements)
@@ -36,13 +43,18 @@ def check(objects: dict[str, Any], replica_size: int) -> None:
                 raise UsageError(trouble)
 
 
-def _sharded(objects: dict[str, Any]) -> Iterator[tuple[str, DTensor]]:
+def _parameters(objects: dict[str, Any]) -> Iterator[tuple[str, Any]]:
     for name, thing in objects.items():
         one = adapters.unwrap(thing)
         pairs = one.named_parameters() if isinstance(one, nn.Module) else (("", one),)
         for path, tensor in pairs:
-            if isinstance(tensor, DTensor):
-                yield f"{name}.{path}".rstrip("."), tensor
+            yield f"{name}.{path}".rstrip("."), tensor
+
+
+def _sharded(objects: dict[str, Any]) -> Iterator[tuple[str, DTensor]]:
+    for path, tensor in _parameters(objects):
+        if isinstance(tensor, DTensor):
+            yield path, tensor
 
 
 def _trouble(name: str, mesh: torch.Tensor, cut: list[int], replica_size: int) -> str:

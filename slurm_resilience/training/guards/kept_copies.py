@@ -38,6 +38,9 @@ steps."""
 MOST_COPIED = 16
 """Modules copied in the middle of a training that are looked at in one world: a program may copy
 its model in each step, and to compare one takes a part of a step."""
+CONTENT_LOOKS = 3
+"""Looks at what a copy holds, from the time at which it was found: torch does not count a write
+through `.data`, as many a moving average is written. Later only what it counts is seen."""
 LIVES_ON = 3
 """Looks at a module that was copied in the middle of a training, one a step: one that is only
 validated with is gone by then."""
@@ -54,6 +57,10 @@ class _Copy(NamedTuple):
     version: int
     ids: frozenset[int]
     """Its tensors' ids."""
+    content: int
+    """Checksum of some numbers of the first."""
+    looks: int = CONTENT_LOOKS
+    """Those that are left of `CONTENT_LOOKS`."""
     is_of_now: Callable[[], bool] = _never
     """Tells whether it holds what the parameters are now: it may be kept to be saved."""
 
@@ -207,10 +214,11 @@ class KeptCopies:
         self._late = [one for one in late if not _is_written(one.copy)]
         found, self._found = self._found, []
         for copy in found:
+            looked = copy._replace(looks=max(0, copy.looks - 1))
             if not _is_written(copy):
-                self._found += [copy] if copy.first() is not None else []
+                self._found += [looked] if copy.first() is not None else []
             elif copy.is_of_now():
-                self._found.append(copy._replace(version=_version(copy)))
+                self._found.append(looked._replace(version=_version(copy), looks=0))
             else:
                 used.append(copy)
         return tuple(dict.fromkeys(copy.kind for copy in used))
@@ -229,7 +237,12 @@ class KeptCopies:
 
 def _copy(thing: Any, tensors: Sequence[torch.Tensor]) -> _Copy:
     ids = frozenset(map(id, tensors))
-    return _Copy(type(thing).__name__, weakref.ref(tensors[0]), _writes(tensors[0]), ids)
+    first = tensors[0]
+    return _Copy(type(thing).__name__, weakref.ref(first), _writes(first), ids, _content(first))
+
+
+def _content(one: torch.Tensor) -> int:
+    return content_digest(_some(one.detach()))
 
 
 def _writes(one: torch.Tensor) -> int:
@@ -244,7 +257,9 @@ def _version(copy: _Copy) -> int:
 
 
 def _is_written(copy: _Copy) -> bool:
-    return _version(copy) != copy.version
+    first = copy.first()
+    is_changed = copy.looks > 0 and first is not None and _content(first) != copy.content
+    return is_changed or _version(copy) != copy.version
 
 
 def _holds_now(tensors: Sequence[weakref.ref[torch.Tensor]], like: _Like) -> bool:

@@ -271,7 +271,8 @@ class Participant:
         checksums = Checksums(
             self.healer.replica_words, lambda: self.healer.buffer_words(sent()), self.healer.modules
         )
-        fault = replicas.compare(self.group, self.step, words, checksums)
+        uneven = self.weights.uneven
+        fault = replicas.compare(self.group, self.step, words, checksums, uneven=uneven)
         if fault is not None:
             recovers = "recovery" in self.where.parts and "state" in self.where.parts
             correction = witness.judge(fault) if recovers else Correction.TELL

@@ -252,6 +252,21 @@ def test_random_numbers_that_come_twice_after_a_fault_are_told(
         assert done.returncode == 0 and "random numbers" not in done.stderr, done.stderr[-4000:]
 
 
+def test_random_numbers_that_come_apart_by_unequal_shares_are_told_nothing(run: Program) -> None:
+    """Ranks that were seeded alike drew other numbers after the last batch of an epoch, of which
+    one has a sample more: a fault made them draw the same once more, as they did at first."""
+    body = USUAL.replace("epochs=None", "epochs=None, drop_last=False").replace("=4", "=14")
+    body = body.replace("net(x)", "net(x + 0.1 * torch.randn(x.shape))")
+    done = run(
+        body.replace("s.track", "torch.manual_seed(7)\ns.track"),
+        "DATA = TensorDataset(X[:63], X[:63].sum(1, keepdim=True))",
+        options="digest_every=1",
+        inject="kill:rank=1,step=10",
+    )
+    assert done.returncode == 0 and "generation 2" in done.stderr, done.stderr[-4000:]
+    assert "random numbers" not in done.stderr, done.stderr[-4000:]
+
+
 def test_ranks_that_draw_nothing_are_told_nothing_of_random_numbers(run: Program) -> None:
     """Processes that nothing seeds differ in them, as those of the first example do: a replaced
     rank was told that it draws what another does."""

@@ -31,7 +31,8 @@ class GradientWeights:
 
     def __init__(self) -> None:
         self._wrappers: list[nn.parallel.DistributedDataParallel] = []
-        self._uneven = False
+        self.uneven = False
+        """Shares are unequal: in this world, or in a last batch."""
         self._weighing = Weighing.UNWEIGHED
         self._told: set[str] = set()
         """Warnings that were given; each comes once."""
@@ -43,7 +44,7 @@ class GradientWeights:
     def enter(self) -> None:
         """Begin a new world: its wrappers and loaders are made anew."""
         self._wrappers = []
-        self._uneven, self._weighing = False, Weighing.UNWEIGHED
+        self.uneven, self._weighing = False, Weighing.UNWEIGHED
         self._weight = 1.0
         self._unequal.clear()
 
@@ -53,14 +54,14 @@ class GradientWeights:
 
     def expect(self, loader: Any, drop_last: bool) -> None:
         """Note a loader whose shares may be unequal: in this world, or in its last batch."""
-        self._uneven = self._uneven or loader.weight != 1.0 or not drop_last
+        self.uneven = self.uneven or loader.weight != 1.0 or not drop_last
 
     def given(self, loader: Any) -> None:
         """Weigh the next gradients as this loader's last share."""
         self._weight = loader.weight
         self._unequal.add(loader.unequal)
         # Not earlier: a hook of the user's own goes first, and one wrapper bears no two.
-        if self._uneven and self._wrappers:
+        if self.uneven and self._wrappers:
             self._register()
 
     def committed(self) -> None:

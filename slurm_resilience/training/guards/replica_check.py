@@ -230,6 +230,8 @@ class ReplicaCheck:
         step: int,
         given: RankWords,
         checksums: Checksums,
+        *,
+        uneven: bool = False,
     ) -> ReplicaFault | None:
         """Compare all ranks; every rank of the world comes here before the same update.
 
@@ -238,6 +240,8 @@ class ReplicaCheck:
             step: committed steps.
             given: what the loaders gave.
             checksums: of this rank.
+            uneven: ranks are given unequal shares, and so may draw other amounts of the same
+                random numbers.
 
         Returns:
             What differs between replicas; None: nothing, or it was not looked at yet.
@@ -276,7 +280,7 @@ class ReplicaCheck:
                 self._tell_buffers(group, step, buffers, one.ranks)
             else:
                 self._tell(group, _LINES[one.what].format(ranks=_ranks(one.ranks)))
-        self._compare_random_numbers(group, rows)
+        self._compare_random_numbers(group, rows, uneven=uneven)
         every = max(row.every for row in rows)  # the same on every rank
         if self._updates >= FIRST_UPDATES:
             self.due_at = step + every
@@ -324,14 +328,16 @@ class ReplicaCheck:
             "(all_reduce), or wrap by s.ddp, whose forward sends those of rank 0",
         )
 
-    def _compare_random_numbers(self, group: ProcessGroups, rows: Sequence[RankWords]) -> None:
+    def _compare_random_numbers(
+        self, group: ProcessGroups, rows: Sequence[RankWords], *, uneven: bool
+    ) -> None:
         """Tell of ranks that draw the same since a fault, for all that each drew its own before. A
         rank that was replaced does not know."""
         same = same_random_numbers(rows, group.view.replica_size)
         knows = next((rank for rank, row in enumerate(rows) if row.were_apart), -1)
         if same and knows >= 0:
             self._tell(group, SAME_NUMBERS.format(ranks=_ranks(same)), by=knows)
-        if drew_apart(rows, group.view.replica_size):
+        if not uneven and drew_apart(rows, group.view.replica_size):
             self._apart_in = min(self._apart_in, self._worlds)
 
     def _tell(self, group: ProcessGroups, line: str, by: int = 0) -> None:

@@ -262,6 +262,45 @@ def test_a_copy_that_the_function_makes_of_the_weights_is_told(
     warned(run(body), "a copy of the weights")
 
 
+IN_ONE_LINE = {
+    "a list": (COPIES["list"][0], "torch._foreach_lerp_(average, list(model.parameters()), 0.1)"),
+    "a list made anew": (
+        COPIES["list"][0],
+        "average = [a.lerp(p, 0.1) for a, p in zip(average, model.parameters())]",
+    ),
+    "a reference that follows": (
+        COPIES["module"][0],
+        "average.load_state_dict(model.state_dict())",
+    ),
+    "torch's averages": (
+        "torch.optim.swa_utils.AveragedModel(model)",
+        "average.update_parameters(model)",
+    ),
+    "torch's averages, tracked": (
+        "torch.optim.swa_utils.AveragedModel(model)",
+        "average.update_parameters(model)",
+    ),
+}
+
+
+@pytest.mark.parametrize("kind", IN_ONE_LINE)
+def test_averages_that_change_outside_of_the_update_are_told_in_one_line(
+    run: Program, kind: str
+) -> None:
+    """Two guards told of the same averages, in other words."""
+    made, update = IN_ONE_LINE[kind]
+    body = USUAL.replace("net =", f"average = {made}\nnet =")
+    if kind.endswith("tracked"):
+        body = body.replace(f"average = {made}\n", "")
+        body = body.replace(
+            "s.track(", f"average = s.once(lambda: {made})\ns.track(average=average, "
+        )
+    done = run(body + f"    with torch.no_grad(): {update}\n")
+    assert done.returncode == 0, done.stderr[-4000:]
+    lines = [line for line in done.stderr.splitlines() if "sres" in line]
+    assert len(lines) == 2, done.stderr[-4000:]
+
+
 def test_a_copy_that_is_made_before_track_in_the_function_is_told_after_a_fault(
     run: Program,
 ) -> None:

@@ -87,6 +87,9 @@ class KeptCopies:
         self._before: set[int] = set()
         """Ids of the first tensors of copies that were there before the weights were healed."""
         self._tracked: list[Any] = []
+        self.told: set[int] = set()
+        """Ids of the tensors of copies that were told of when they were made: what the program does
+        with them is told by that line."""
         self._copied: list[weakref.ref[nn.Module]] = []
         """Modules copied since the last look, of the kinds of those that are tracked."""
         self._copied_kinds: frozenset[type] = frozenset()
@@ -107,19 +110,26 @@ class KeptCopies:
         found = _copies(everything, modules, self.known(), _is_equal)
         self._before = {id(tensors[0]) for _, tensors, _ in found}
 
-    def made(self, everything: Iterable[Any], modules: Iterable[nn.Module]) -> tuple[str, ...]:
+    def made(
+        self,
+        everything: Iterable[Any],
+        modules: Iterable[nn.Module],
+        others: Iterable[nn.Module] = (),
+    ) -> tuple[str, ...]:
         """Return the kinds of copies that were made since a world began, with weights that have not
         changed since.
 
         Args:
             everything: objects of this process.
             modules: those that are tracked.
+            others: copies that are told of otherwise.
         """
         kinds: dict[int, str] = {}  # as in `look`
-        for thing, tensors, _ in _copies(everything, modules, self.known(), _is_equal):
+        for thing, tensors, _ in _copies(everything, modules, self.known(others), _is_equal):
             # The model of the last world, which something may hold yet, is sharded as this one is.
             if id(tensors[0]) not in self._before and not isinstance(tensors[0], DTensor):
                 kinds.setdefault(id(tensors[0]), type(thing).__name__)
+                self.told.update(map(id, tensors))
         return tuple(dict.fromkeys(kinds.values()))
 
     def look(
@@ -195,7 +205,8 @@ class KeptCopies:
 
     def known(self, others: Iterable[nn.Module] = ()) -> set[int]:
         """Return the ids of what is tracked, and of copies that are told of otherwise."""
-        return {id(one) for thing in (*self._tracked, *others) for one in (thing, *held(thing))}
+        things = (*self._tracked, *others)
+        return {id(one) for thing in things for one in (thing, *held(thing))} | self.told
 
     def tensors(self) -> frozenset[int]:
         """Return the ids of the tensors of all that are looked at."""

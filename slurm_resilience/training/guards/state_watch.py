@@ -120,6 +120,8 @@ class StateWatch:
             return
         for line in (*self._found_rates(), *self._late.found()):
             self._warn(line)
+        if turn == 0:
+            self._look_for_copies()  # first: one cause is told in one line
         if not self._optimizing.parts.is_over:
             self._warn_of_parts(asked_step=asked_step)
             self._optimizing.parts.looked_at(but_locals=self._may_count)
@@ -156,7 +158,7 @@ class StateWatch:
         """Warn of what `s.once` keeps, changes, and is not tracked."""
         with ends_no_training():
             parts = self._optimizing.parts
-            parts.kept.pass_over(parts.copies.tensors())
+            parts.kept.pass_over(parts.copies.tensors() | parts.copies.told)
             if changing := parts.kept.changing():
                 self._warn(
                     f"{_some(changing)}, kept by s.once, changes in each step and is not tracked: "
@@ -188,7 +190,6 @@ class StateWatch:
         changed = tracked.changed()
         if turn == 0:
             self._optimizing.parts.gradient_hooks.look()
-            self._look_for_copies()
             if self._tell and (line := self._late.hooks.grown(self._optimizing.modules)):
                 self._warn(line)
             changed += tuple(n for n, one in self._optimizers.items() if self._replaced(n, one))
@@ -252,7 +253,10 @@ class StateWatch:
         if not self._has_committed or not self._tell or self._tracked is None:
             return
         self._has_committed = False
-        if changed := self._tracked.changed_buffers():
+        changed = self._tracked.changed_buffers()
+        # Where a module's parameters changed as well, these are told of: by the next update.
+        written = {name.partition(".")[0] for name in self._tracked.changed()} if changed else ()
+        if changed := tuple(name for name in changed if name.partition(".")[0] not in written):
             self._warn(
                 f"{_some(changed)}, a buffer, changed between s.update() and the next batch, or in "
                 "a way that torch does not count (through .data): a fault in the next step puts it "
@@ -414,8 +418,8 @@ class StateWatch:
         self._warn(
             f"a copy of the weights ({_some(made)}) is made in the training function: after a "
             "fault it is made anew, of the weights as they are then. If the result depends on "
-            "it (a reference, a teacher), make it where the model is built, before s.track, "
-            "and track it: s.track(model=…, opt=…, reference=…)"
+            "it (a reference, a teacher, averages), make it where the model is built, before "
+            "s.track, track it, s.track(model=…, opt=…, reference=…), and change it in s.update()"
         )
 
     def _look_for_untracked(self) -> None:

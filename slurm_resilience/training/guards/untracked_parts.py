@@ -118,7 +118,7 @@ class UntrackedParts:
         with ends_no_training():
             everything = newer_objects()
             if len(everything) <= MOST_OBJECTS:
-                return self.copies.made(everything, modules)
+                return self.copies.made(everything, modules, _averaged(everything))
         return ()
 
     def look(self, tracked: Iterable[Any], modules: Iterable[nn.Module]) -> None:
@@ -166,8 +166,7 @@ class UntrackedParts:
         with ends_no_training():
             everything = newer_objects()
             if len(everything) <= MOST_OBJECTS:
-                averages = [one for one in everything if issubclass(type(one), AveragedModel)]
-                self.copies.look_again(everything, modules, averages)
+                self.copies.look_again(everything, modules, _averaged(everything))
                 self.is_over = self.is_over and self.copies.is_over
 
     def look_at_copied(self, modules: Sequence[nn.Module]) -> None:
@@ -267,6 +266,10 @@ def untracked(alive: Sequence[Any], tracked: Sequence[Any]) -> list[Any]:
         return bool(groups)
 
     return [part for part in alive if id(part) not in known and belongs(part)]
+
+
+def _averaged(everything: Iterable[Any]) -> list[AveragedModel]:
+    return [one for one in everything if issubclass(type(one), AveragedModel)]
 
 
 def _inside(thing: Any) -> Iterator[Any]:

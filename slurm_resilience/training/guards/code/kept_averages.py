@@ -49,6 +49,8 @@ class KeptAverages:
     def __init__(self) -> None:
         self._readings: list[_Reading] = []
         self._known: set[int] = set()
+        self._passed: set[tuple[CodeType, str]] = set()
+        """Variables that have held what is known: another guard tells of them."""
         self.is_over = False
         """Nothing is looked at any more."""
 
@@ -86,11 +88,9 @@ class KeptAverages:
         singles = [p for module in modules for p in module.parameters() if p.numel() >= LEAST]
         for code, name, value in program_locals(inspect.currentframe()):
             leaves = _leaves(value)
-            if (
-                id(value) in self._known
-                or not leaves
-                or any(id(one) in self._known for one in leaves)
-            ):
+            if any(id(one) in self._known for one in (value, *leaves)):
+                self._passed.add((code, name))
+            if not leaves or (code, name) in self._passed:
                 continue
             pairs: list[list[_Pair]] = [_pairs(value, leaves, like) for like in likes]
             if len(leaves) == 1:

@@ -262,6 +262,33 @@ def test_a_copy_that_the_function_makes_of_the_weights_is_told(
     warned(run(body), "a copy of the weights")
 
 
+def test_a_loss_beside_a_module_of_one_parameter_is_told_nothing(run: Program) -> None:
+    """A weight of the loss that is learnt, of one number: the loss, another one, moved towards it
+    for some steps, and was told of as an average of it."""
+    parts = """
+    class Weighed(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.logarithm = nn.Parameter(torch.full((1,), -9.0))
+
+        def forward(self, out, y):
+            return (out - y).square().mean() * torch.exp(self.logarithm).clamp(1) + self.logarithm
+
+    def build():
+        torch.manual_seed(0)
+        model, weighed = nn.Linear(8, 1), Weighed()
+        every = [*model.parameters(), *weighed.parameters()]
+        return model, weighed, torch.optim.SGD(every, 0.01)
+    """
+    body = USUAL.replace("model, opt = s", "model, weighed, opt = s")
+    body = body.replace("s.track(", "s.track(weighed=weighed, ")
+    body = body.replace(
+        "nn.functional.mse_loss(net(x), y)",
+        "loss = weighed(net(X), X.sum(1, keepdim=True))\n    loss",
+    )
+    told_nothing(run(body.replace("    with", "    average(weighed, s.world)\n    with"), parts))
+
+
 IN_ONE_LINE = {
     "a list": (COPIES["list"][0], "torch._foreach_lerp_(average, list(model.parameters()), 0.1)"),
     "a list made anew": (

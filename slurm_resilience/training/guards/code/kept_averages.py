@@ -27,7 +27,8 @@ PARAMETERS = 16
 """So many of a model are compared, and of each `NUMBERS` numbers."""
 NUMBERS = 256
 LEAST = 4
-"""Numbers of a single parameter that is compared: fewer are like too much else."""
+"""Numbers of what is compared, a single parameter or all of a module: fewer are like too much
+else."""
 MOST_ITEMS = 4096
 STRAY_SHARE = 0.02
 """An average leaves the way to the weights by no more than this part of its step, and rounding."""
@@ -105,7 +106,9 @@ def _likes(module: nn.Module) -> Iterator[dict[str, nn.Parameter]]:
     """Yield the parameters that averages may be of: all, or those that train."""
     named = {n: p for n, p in module.named_parameters() if _is_leaf(p)}
     trained = {n: p for n, p in named.items() if p.requires_grad}
-    yield from (named, trained) if 0 < len(trained) < len(named) else (named,)
+    for each in (named, trained) if 0 < len(trained) < len(named) else (named,):
+        if sum(p.numel() for p in each.values()) >= LEAST:
+            yield each
 
 
 def _leaves(value: Any) -> list[Any]:

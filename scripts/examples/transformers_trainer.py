@@ -16,6 +16,8 @@ you take over. What its arguments mean then:
   stays: ``save_strategy="steps" if s.rank == 0 else "no"``.
 - ``load_best_model_at_end`` is refused: another rank may still need the weights of the last step.
   Load the checkpoint of ``trainer.state.best_global_step`` when `train` has returned.
+- ``trainer.train(resume_from_checkpoint=…)`` is refused: the session's state is newer. Load weights
+  to begin with where the model is built; `resilient(checkpointer=…)` is for a whole new start.
 - ``seed`` counts for nothing: seed where the model is built.
 - ``bf16`` works; the gradient scaler that ``fp16`` needs is the Trainer's own, and not tracked.
 - ``average_tokens_across_devices`` does not either: a rank's loss is the mean over its own tokens.
@@ -118,6 +120,19 @@ class ResilientTrainer(transformers.Trainer):
             super().__init__(**trainer_kwargs)
         self.add_callback(_Keeper(self, progress, session))  # before the one that commits
         self.add_callback(ResilientCallback(session))
+
+    def train(self, resume_from_checkpoint: Any = None, *args: Any, **kwargs: Any) -> Any:
+        """Train from the session's step on.
+
+        Raises:
+            UsageError: it is to put a checkpoint in the place of the session's state.
+        """
+        if resume_from_checkpoint:
+            raise UsageError(
+                "resume_from_checkpoint would put back an older state, after each fault once more: "
+                "load weights to begin with where the model is built, before s.track"
+            )
+        return super().train(None, *args, **kwargs)
 
     def get_train_dataloader(self) -> Any:
         """Return the session's batches: they go on where the last update was."""

@@ -321,28 +321,36 @@ def test_early_stopping_counts_on_after_a_fault(tmp_path: Path, name: str, last:
 
 
 def test_trainers_refuse_what_a_fault_would_spoil(tmp_path: Path) -> None:
-    """The weights of the best step would be in place of the last one's, which others may need; and
-    a schedule by epochs would never step."""
-    cases = {
-        "transformers_trainer": (
+    """The weights of the best step would be in place of the last one's, which others need, those
+    of a checkpoint in place of the session's; a schedule by epochs would never step."""
+    cases = [
+        (
+            "transformers_trainer",
             'save_strategy="no"',
             'save_strategy="steps", eval_strategy="steps", load_best_model_at_end=True',
             "load_best_model_at_end=True changes the weights",
         ),
-        "lightning_trainer": (
+        (
+            "transformers_trainer",
+            "        trainer.train()",
+            "        trainer.train(resume_from_checkpoint=True)",
+            "resume_from_checkpoint would put back an older state",
+        ),
+        (
+            "lightning_trainer",
             "lambda: opt  #",
             "lambda: ([opt], [torch.optim.lr_scheduler.StepLR(opt, 1)])  #",
             'give it interval="step"',
         ),
-    }
+    ]
     for module in ("hf_trainer", "lightning_callback"):
         (tmp_path / f"{module}.py").write_text((EXAMPLES / f"{module}.py").read_text())
-    for name, (old, new, words) in cases.items():
+    for number, (name, old, new, words) in enumerate(cases):
         text = (EXAMPLES / f"{name}.py").read_text()
         assert text.count(old) == 1
         program = tmp_path / f"{name}.py"
         program.write_text(text.replace(old, new))
-        machine = WarmMachine(tmp_path, name=name, modules=TRAINERS[name])
+        machine = WarmMachine(tmp_path, name=str(number), modules=TRAINERS[name])
         try:
             argv = ("--nproc=2", "--standby=0", str(program), "--steps=4")
             done = machine.run(argv, more_environment(tmp_path, ""), ROOT)

@@ -116,25 +116,15 @@ def gather_evidence(
 def _taken(
     context: SupervisorContext, end: StepEnd, booted: Mapping[str, str], faulty: Collection[str]
 ) -> tuple[str, ...]:
-    """Return those of the nodes without fault that a person has taken out of the job: Slurm killed
-    the tasks there, and srun was told of it."""
-    if not faulty:
-        return ()
-    told = {name for part in end.parts or (end.step,) for name in _ended_on(part)}
-    suspects = [name for name in faulty if name in told]
+    """Return those of the nodes without fault that a person has taken out of the job, before its
+    tasks had begun or later. Slurm has given none of them up."""
+    given_up = {name for part in end.parts or (end.step,) for name in part.failed_nodes}
+    suspects = [name for name in faulty if name not in given_up]
     if not suspects:
         return ()
     from slurm_resilience.resume.allocation.taken_nodes import taken_by_person  # late: as below
 
     return taken_by_person(context, booted, suspects, context.allocation.user_stop)
-
-
-def _ended_on(step: SrunStep) -> set[str]:
-    """Return the nodes of which was told that tasks ended there, and which Slurm has not given
-    up."""
-    ended = tuple(step.ended_tasks)  # a copy: it grows in another thread
-    told = {name for tasks in ended for name in tasks.nodes}
-    return (told | {end.node for end in step.reports.ends()}) - set(step.failed_nodes)
 
 
 def _is_unanswered(end: StepEnd) -> bool:

@@ -276,6 +276,18 @@ def test_no_node_is_got_for_one_that_a_person_took_out_of_the_job() -> None:
     assert plan(cause, spare, history, LIMITS).nodes == ("n1", "n2", "n4")
 
 
+def test_a_step_that_slurm_refused_for_a_node_that_a_person_took_has_no_bug() -> None:
+    refused = ending(ran_for=0.2, taken=("n3",), refused="Requested nodes are not in this job")
+    spare = facts(own_nodes=NODES, job_nodes=("n1", "n2", "n4"), taken_nodes=("n3",))
+    assert plan(classify(refused), spare, (refused,), LIMITS).nodes == ("n1", "n2", "n4")
+
+
+def test_no_more_nodes_are_taken_in_than_are_known_to_be_lost() -> None:
+    seen = facts(own_nodes=NODES, job_nodes=NODES[:1], living_nodes=("n1", "n3"))
+    chosen = plan(NODE, seen, (), LIMITS)
+    assert (chosen.kind, chosen.take) == ("join", 1)
+
+
 @pytest.mark.parametrize(
     ("history", "kind"),
     [

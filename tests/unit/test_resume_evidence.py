@@ -281,7 +281,8 @@ def test_a_task_that_fails_for_want_of_the_cancelled_ones_is_no_fault(slurm: Fak
 def test_srun_s_word_counts_once_others_are_killed_after_it(slurm: FakeSlurm) -> None:
     """A task failed long ago, and the others waited for it until a person cancelled them."""
     for told, kind in ((ToldEnd(False, True, 1), "user"), (ToldEnd(False, True), "program")):
-        step: Any = SimpleNamespace(job=0, told_end=told, timed_out=False, only_signalled=False)
+        words: Any = {"told_end": told, "timed_out": False, "only_signalled": False}
+        step: Any = SimpleNamespace(job=0, failed_nodes={}, **words)
         found = ending(slurm, allocated(slurm), "", 137, ends=(EXIT,), parts=(step,))
         assert found.kind == kind
 
@@ -307,6 +308,7 @@ def test_a_failure_in_one_part_hides_no_cancel_of_another(
     job, silent = allocated(slurm), ToldEnd(False, False)
     ended = [EndedTasks(("n1",), (0,), how) for how in told]
     words: dict[str, Any] = {"job": 0, "timed_out": False, "only_signalled": False}
+    words["failed_nodes"] = {}
     main: Any = SimpleNamespace(
         told_end=ToldEnd(False, True), code=code, ended_tasks=ended, **words
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from threading import Event
 from types import SimpleNamespace
 from typing import Any
@@ -11,6 +12,7 @@ import pytest
 from slurm_resilience.errors import SlurmUnreachable
 from slurm_resilience.model import Job, Node
 from slurm_resilience.resume.allocation.taken_nodes import taken_by_person, words_on
+from slurm_resilience.slurm.slurmd_port import PortsSeen
 
 BOOTED = {"n3": "monday"}
 WELL = Node("n3", "IDLE", boot_time="monday")
@@ -24,6 +26,7 @@ class Site:
         self.node_later: Node | None = WELL
         self.seen = Job(7, 1000, "RUNNING", nodes=("n1", "n2"))
         self.looks, self.away = 0, False
+        self.answering = frozenset({"n3"})
         self.doubtful: dict[str, str] = {}
         self.faulty: dict[str, str] = {}
         self.allocation = SimpleNamespace(
@@ -44,13 +47,16 @@ class Site:
         node = self.node if self.looks == 1 else self.node_later
         return (node,) if node is not None else ()
 
+    def look_at_ports(self, nodes: Iterable[Node]) -> PortsSeen:
+        return PortsSeen(self.answering, frozenset())
+
     def wait(self, event: Event, seconds: float) -> bool:
         return event.is_set()
 
     def taken(self) -> tuple[str, ...]:
         link = SimpleNamespace(doubts=lambda names: self.doubtful, faulty=lambda: self.faulty)
         context: Any = SimpleNamespace(
-            allocation=self.allocation, client=self, clock=self, link=link
+            allocation=self.allocation, client=self, clock=self, link=link, host_calls=self
         )
         return taken_by_person(context, BOOTED, ("n2", "n3"), Event())
 
@@ -80,15 +86,16 @@ def test_one_that_anything_speaks_against_was_not(node: Node | None, later: bool
 
 
 def test_where_it_cannot_be_told_it_is_as_ever() -> None:
-    away, doubted, judged, shared, left, held, requeued = (Site() for _ in range(7))
+    away, silent, doubted, judged, shared, left, held, requeued = (Site() for _ in range(8))
     away.away = True
+    silent.answering = frozenset()  # it has lost its power, and nothing has noticed it yet
     doubted.doubtful = {"n3": "no beat for 2 s"}
     judged.faulty = {"n3": "no beat for 9 s"}
     shared.allocation.claims.are_shared = True  # the other one exchanges nodes as well
     left.allocation.left_nodes.add("n3")
     held.allocation.companions.nodes = ("n3",)
     requeued.seen = Job(7, 1000, "RUNNING", nodes=("n1", "n2"), restarts=1)
-    for site in (away, doubted, judged, shared, left, held, requeued):
+    for site in (away, silent, doubted, judged, shared, left, held, requeued):
         assert site.taken() == ()
 
 

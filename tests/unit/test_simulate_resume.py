@@ -532,3 +532,12 @@ SHRUNK_RUNS = 60
 def test_no_node_is_got_in_place_of_one_that_a_person_took_out_of_the_job() -> None:
     for seed in range(SHRUNK_RUNS):
         simulate_resume(seed, kinds=(Kind.JOB_SHRUNK,))
+
+
+SHRUNK_EARLY, SHRUNK_SOON = (501162, 510513, 512624), (501182,)
+"""Seeds in which a person took a node out before its tasks began; and several within seconds."""
+
+
+@pytest.mark.parametrize("seed", [*SHRUNK_EARLY, *SHRUNK_SOON])
+def test_a_node_that_a_person_takes_at_a_bad_moment_stays_out(seed: int) -> None:
+    assert broken(seed, (Kind.JOB_SHRUNK,)) == ""

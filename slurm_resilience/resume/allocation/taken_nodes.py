@@ -1,7 +1,8 @@
 """Find out which nodes a person took out of the job (`scontrol update JobId=… NumNodes=…`).
 
 Slurm shows nothing of it but the job's nodes: the node stays up, unmarked, and its tasks are
-killed. So Slurm's and sresctld's words on the node are looked at twice, with a pause between.
+killed. So Slurm's and sresctld's words on the node are looked at twice, with a pause between, and
+its slurmd has to answer.
 """
 
 from __future__ import annotations
@@ -20,6 +21,9 @@ AGAIN_SECONDS = 3.0
 """Between the two looks. sresctld takes a dead node out of its jobs first, and sets it DOWN right
 after; and it may be about to tell the supervisor."""
 
+TAKEN_OUT = "a person took it out of the job"
+"""The reason of such a node in whose place the job has a spare."""
+
 
 def taken_by_person(
     context: SupervisorContext, booted: Mapping[str, str], nodes: Collection[str], stop: Event
@@ -32,7 +36,7 @@ def taken_by_person(
     Args:
         context: of the supervised srun.
         booted: when each node had booted before.
-        nodes: of its step; slurmstepd has told that their tasks were ended, so they lived then.
+        nodes: of its step.
         stop: set when no answer is wanted any more.
     """
     candidates = _taken(context, nodes, booted)
@@ -80,5 +84,8 @@ def _taken(
         and not shown[name].reason
         and shown[name].boot_time == booted.get(name)
     )
-    doubts = {*context.link.doubts(well), *context.link.faulty()} if well else set()
-    return tuple(name for name in well if name not in doubts)
+    if not well:
+        return ()
+    doubts = {*context.link.doubts(well), *context.link.faulty()}
+    answering = context.host_calls.look_at_ports([shown[name] for name in well]).answering
+    return tuple(name for name in well if name in answering and name not in doubts)

@@ -71,6 +71,8 @@ def fault_of_program(history: tuple[Ending, ...], limits: ResumeSettings) -> str
         return "srun was not to wait for other steps of the job (--immediate)"
     if history[-1].never_began:
         return ""  # `spent` limits these, and a pause comes before each further one
+    if history[-1].taken_by_slurm:
+        return ""  # the next attempt has fewer nodes, or others
     history = tuple(ending for ending in history if not ending.never_began)
     last = history[-1]
     what = "a hang" if last.hang else describe(last.own_code)

@@ -115,8 +115,9 @@ class Ending(StepFacts, frozen=True):
     @property
     def taken_by_slurm(self) -> bool:
         """Return whether Slurm took the job's nodes for no fault of theirs, nor of the program: it
-        was preempted, or a person requeued it."""
-        return self.code != 0 and not self.faulty and self.job_state not in _HOLDS_NODES
+        was preempted, or a person requeued it or took nodes out of it."""
+        ended = self.job_state not in _HOLDS_NODES
+        return self.code != 0 and not self.faulty and (ended or bool(self.taken))
 
     @property
     def lasted(self) -> float:
@@ -182,6 +183,24 @@ def classify(ending: Ending) -> Cause:
     if ending.faulty:
         names = tuple(sorted(ending.faulty))
         return Cause("node", _faults(ending), names, Category.HARDWARE)
+    if ending.taken:
+        text = f"{fold(ending.taken)} was taken out of the job by a person (scontrol update)"
+        return Cause("program", text, category=Category.USER)
+    without_step = _without_step(ending)
+    if without_step is not None:
+        return without_step
+    if ending.hang:
+        # Nothing of the tasks' ends tells more: they were ended for it.
+        return Cause("program", ending.hang, category=Category.TRANSIENT)
+    if ending.trained:
+        # Another attempt would train once more.
+        text = f"the training had ended well; what came after it: {describe(ending.code)}"
+        return Cause("done", text)
+    return _program(ending)
+
+
+def _without_step(ending: Ending) -> Cause | None:
+    """Return why not all of the program began; None: it did."""
     if ending.unanswered:
         text = f"slurmctld did not answer srun for {ending.ran_for:.0f} s, which began no task"
         if ending.threadless:
@@ -194,14 +213,7 @@ def classify(ending: Ending) -> Cause:
         why = ", ".join(sorted(set(ending.not_launched.values())))
         text = f"srun could start no task on {fold(sorted(ending.not_launched))}: {why}"
         return Cause("program", text, category=Category.TRANSIENT)
-    if ending.hang:
-        # Nothing of the tasks' ends tells more: they were ended for it.
-        return Cause("program", ending.hang, category=Category.TRANSIENT)
-    if ending.trained:
-        # Another attempt would train once more.
-        text = f"the training had ended well; what came after it: {describe(ending.code)}"
-        return Cause("done", text)
-    return _program(ending)
+    return None
 
 
 def _job_over(ending: Ending) -> Cause:
@@ -223,9 +235,6 @@ def _faults(ending: Ending) -> str:
 
 
 def _program(ending: Ending) -> Cause:
-    if ending.taken:
-        text = f"{fold(ending.taken)} was taken out of the job by a person (scontrol update)"
-        return Cause("program", text, category=Category.USER)
     first = ending.first_failure
     what = describe_end(first) if first else f"it ended with {describe(ending.code)}"
     what += f" after {ending.ran_for:.0f} s"

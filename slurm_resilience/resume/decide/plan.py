@@ -257,7 +257,9 @@ def _after_node(cause: Cause, facts: PlanFacts) -> Plan:
     if facts.living_nodes and not (facts.is_batch and facts.batch_host in leave):
         free = tuple(name for name in good if name not in facts.living_nodes)
         lost = facts.step_size - sum(name in good for name in facts.living_nodes)
-        return Plan("join", supplied.reason, leave, needed, nodes=free[:lost])
+        # One that the job has no more, and that is not known to be lost, has a search of its own.
+        take = min(needed, len(cause.nodes))
+        return Plan("join", supplied.reason, leave, take, nodes=free[:lost])
     if supplied.source == "inside":
         return Plan("relaunch", supplied.reason, leave, nodes=good[: facts.step_size])
     if supplied.source == "companion":

@@ -13,7 +13,7 @@ import msgspec
 from slurm_resilience.errors import NotFound, SlurmError, SlurmUnreachable, SresError
 from slurm_resilience.resume import report
 from slurm_resilience.resume.allocation import swap
-from slurm_resilience.resume.allocation.taken_nodes import taken_by_person, words_on
+from slurm_resilience.resume.allocation.taken_nodes import TAKEN_OUT, taken_by_person, words_on
 from slurm_resilience.resume.context import SupervisorContext
 from slurm_resilience.resume.decide.classify import Cause
 from slurm_resilience.resume.decide.plan import Plan, PlanFacts, plan
@@ -108,6 +108,7 @@ def replace_nodes(
     reasons = "; ".join(f"{lost.node}: {lost.reason}" for lost in wanted.lost)
     cause = Cause("node", reasons, tuple(lost.node for lost in wanted.lost))
     failed, unanswered = "", 0
+    taken = tuple(lost.node for lost in wanted.lost if lost.reason == TAKEN_OUT)
     while not stop.is_set():
         if ask_until_answered(context, allocation.refresh, others_go_on, stop) != "RUNNING":
             return FoundNodes(Plan("stop", "the job is over"))
@@ -116,10 +117,15 @@ def replace_nodes(
         def decide(ask: Callable[[], PlanFacts] = ask) -> tuple[Plan, tuple[str, ...]]:
             if allocation.claims.are_shared:
                 allocation.look()
-            chosen = plan(cause, ask_until_answered(context, ask, others_go_on, stop), (), limits)
+            facts = ask_until_answered(context, ask, others_go_on, stop)
+            facts = msgspec.structs.replace(facts, taken_nodes=taken)
+            chosen = plan(cause, facts, (), limits)
             return chosen, (*wanted.living_nodes, *chosen.nodes)
 
         chosen = allocation.claims.choose(decide, wanted.living_nodes)
+        if taken and chosen.kind == "stop":
+            words = words_on(taken, allocation.id)
+            return FoundNodes(chosen, taken=dict.fromkeys(taken, words))
         if chosen.kind != "join":
             return FoundNodes(chosen)
         try:
@@ -185,7 +191,7 @@ def check_nodes(context: SupervisorContext, wanted: StartSearch, stop: Event) ->
         others = {name: reason for name, reason in bad.items() if name not in taken}
         return FoundNodes(chosen, bad=others, taken=dict.fromkeys(taken, words))
     if bad:
-        return FoundNodes(chosen, bad=bad)
+        return FoundNodes(chosen, bad=bad | dict.fromkeys(taken, TAKEN_OUT))
     return _found(context, chosen, nodes)
 
 

@@ -328,6 +328,8 @@ class ResumeFaults:
             return
         gone = name if name in free else free[-1]
         world.books.most_nodes = len(world.job.nodes) - 1
+        if any(gone in attempt.nodes for attempt in world.seen.budget.attempts[-1:]):
+            world.seen.budget.take()
         world.shrink(tuple(n for n in world.job.nodes if n != gone))
 
     def srun_dies(self, _: str, seconds: float) -> None:

@@ -64,7 +64,8 @@ class StartedAttempt(NamedTuple):
     got_further: bool = False
     """The attempt before has told a step that none before it had told."""
     taken: bool = False
-    """Slurm has ended the job under it, and no supervisor had asked for that."""
+    """Slurm has ended the job under it, or a person has taken a node of it, and no supervisor had
+    asked for that."""
 
 
 class FurthestTold:

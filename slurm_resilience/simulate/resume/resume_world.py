@@ -244,6 +244,8 @@ class ResumeWorld:
         if self.job.state == "RUNNING":
             self.check_person()
         self._check_spares(srun)
+        lent = (name for companion in self.companions.values() for name in companion.nodes)
+        gone = set(srun.world) - {*self.job.nodes, *lent}
         wrong = self.seen.budget.start(
             StartedAttempt(
                 self.schedule.now,
@@ -251,6 +253,8 @@ class ResumeWorld:
                 self.progress.told_step,
                 srun.world,
                 self.seen.budget.furthest.got_further,
+                # A person took a node out in the moment in which it is started.
+                taken=self.books.most_nodes is not None and bool(gone),
             )
         )
         if wrong:

@@ -17,6 +17,7 @@ from slurm_resilience.mesh.rank_variables import LENT
 from slurm_resilience.resume import report
 from slurm_resilience.resume.context import SupervisorContext
 from slurm_resilience.resume.elastic import size_events as ev
+from slurm_resilience.resume.elastic.awake_time import AwakeTime
 from slurm_resilience.resume.elastic.companion_requests import CompanionRequests
 from slurm_resilience.resume.elastic.elastic_size import ElasticSize
 from slurm_resilience.resume.elastic.size_plan import SizePlan
@@ -77,6 +78,7 @@ class Growth:
         self._steps = steps
         self._master_address = attempt.master_address
         self._plan = SizePlan(size, len(core.slots[0].seats))
+        self._time = AwakeTime()
         self._history = SeatHistory()
         self._sruns: dict[int, SrunStep] = {}
         """Those that run, by their number among the attempt's steps."""
@@ -138,7 +140,7 @@ class Growth:
 
     def may_leave(self, node: str) -> bool:
         """Return whether a sick node of the core is left now, and not kept until another is in."""
-        return self._plan.may_leave(node, self._context.clock.monotonic())
+        return self._plan.may_leave(node, self._now())
 
     def lose(self, faulty: Iterable[FaultyNode]) -> None:
         """Tell the plan of nodes that are gone."""
@@ -163,9 +165,11 @@ class Growth:
     def _tell(self, event: ev.SizeEvent) -> None:
         self._answers.append(event)
         while self._answers:
-            now = self._context.clock.monotonic()
-            for action in self._plan.step(self._answers.popleft(), now):
+            for action in self._plan.step(self._answers.popleft(), self._now()):
                 self._do(action)
+
+    def _now(self) -> float:
+        return self._time.at(self._context.clock.monotonic())
 
     # -- what is done -------------------------------------------------------------------------
 

@@ -30,6 +30,8 @@ from slurm_resilience.slurm.client import StepInfo
 ABORTED = "srun: Job step aborted: Waiting up to 32 seconds for job step to finish."
 KILLED = "srun: error: n[1-2]: tasks 0-1: Killed"
 LOST_TOUCH = "Aborting, io error and missing step on node 2"
+RESET = "step_launch_notify_io_failure: aborting, io error with slurmstepd on node 1"
+NO_ANSWER = "Cannot communicate with node 2.  Aborting job."
 CANCELLED = "slurmstepd-n1: error: *** STEP 8.0 ON n1 CANCELLED AT 2026-11-20T12:00:00"
 NEWER = "[2026-11-20T12:00:00.175] error: *** STEP 8.0"
 AWAY = "Unable to contact slurm controller (connect failure)"
@@ -84,6 +86,8 @@ def run(
         (["srun: First task exited 1s ago", "srun: Terminating StepId=8.0", ABORTED], False, False),
         (["srun: Terminating StepId=8.0", f"{CANCELLED} ***", KILLED], False, False),
         ([f"srun: error: {LOST_TOUCH}", ABORTED, f"{CANCELLED} ***", KILLED], False, False),
+        ([f"srun: error: {RESET}", ABORTED, f"{CANCELLED} ***", KILLED], False, False),
+        ([f"srun: error: {NO_ANSWER}", ABORTED, f"{CANCELLED} ***", KILLED], False, False),
     ],
 )
 def test_who_ended_it(

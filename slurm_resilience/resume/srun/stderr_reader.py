@@ -59,7 +59,10 @@ _REFUSED = rb"(?m)^srun: error: Unable to create step for job \d+: ([^\n]*)$"
 _NO_THREAD = rb"(?m)^srun: fatal: \w+: pthread_create error "
 # srun itself ends a step whose task failed (--kill-on-bad-exit), or whose node it has lost touch
 # with, and Slurm words that the same.
-_SRUN_ENDS = rb"srun: (?:[^\n]*Terminating StepId=|error: Aborting, )"
+_SRUN_ENDS = (
+    rb"srun: (?:[^\n]*Terminating StepId=|error: Aborting, |error: \w+: aborting, io error "
+    rb"|error: Cannot communicate with node \d+\.  Aborting job)"
+)
 # What srun prints when it has waited long enough for a node of such a step.
 _TIMED_OUT = b"srun: error: Timed out waiting for job step to complete"
 _LAUNCH_WORDS = (b"srun: error: Task launch for ", b"srun: error: Application launch failed")

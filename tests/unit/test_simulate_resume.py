@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -268,7 +268,7 @@ def nothing_untold(*_: Any) -> tuple[dict[str, str], int]:
     return {}, 0
 
 
-Patch = tuple[Any, str, Callable[..., Any]]
+Patch = tuple[Any, str, Any]
 ENDLESS: tuple[Patch, ...] = (
     (plan, "spent", no_text),
     (plan, "fault_of_program", no_text),
@@ -446,6 +446,11 @@ MUTATIONS: dict[str, tuple[ResumeRule, tuple[ResumeFault, ...], tuple[Patch, ...
         (Kind.JOB_SHRUNK,),
         ((taken_nodes, "_taken", lambda *_: ()),),
     ),
+    "an srun that ends its own step is taken for a person": (
+        ResumeRule.STRANGER,
+        (Kind.NODE_DIES,),
+        ((stderr_reader, "_SRUN_ENDS", rb"srun: (?:[^\n]*Terminating StepId=|error: Aborting, )"),),
+    ),
     "a program with a bug is started for ever": (
         ResumeRule.ENDS,
         (Kind.TASK_CRASHES,),
@@ -457,6 +462,7 @@ MUTATIONS: dict[str, tuple[ResumeRule, tuple[ResumeFault, ...], tuple[Patch, ...
 FIRST_RUNS = {
     "a node that dies after a training is not noticed": 74,
     "a program with a bug does not wait": 35,
+    "an srun that ends its own step is taken for a person": 964,
     "words on another step are believed for ever": 79,
     "a node that was left is used again": 44,
     "a person who cancels a living step is not heard": 85,

@@ -503,8 +503,11 @@ class ResumeWorld:
         self.seen.left_nodes.discard(name)
         for step in list(self.steps.values()):
             if name in step.nodes:
+                was_told = name in step.lost_nodes
                 step.lost_nodes.add(name)
                 self.step_life.settle(step)
+                if not was_told and node.shown.address not in step.srun.closed:
+                    self.step_life.reset(step)
 
     def leave(self, name: str) -> None:
         """Note that an attempt has left a node for good, unless another machine is there since."""

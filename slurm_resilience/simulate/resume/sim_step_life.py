@@ -22,6 +22,11 @@ LAUNCH_SECONDS = 15.0
 ANSWER_SECONDS = 9.0
 """An srun that slurmctld does not answer ends after this time (seen on 22.05 and 26.05)."""
 ABORTED = "srun: Job step aborted: Waiting up to 32 seconds for job step to finish."
+RESETS = (
+    "srun: error: Aborting, io error and missing step on node 1",
+    "srun: error: step_launch_notify_io_failure: aborting, io error with slurmstepd on node 1",
+)
+"""srun's words where a node misses the step, and its connection is reset (seen on 22.05)."""
 ABORTED_SECONDS = 31.0
 """From that line to srun's end, where a node of the step is silent (seen on 22.05)."""
 KILLED_SECONDS = 0.5
@@ -277,6 +282,16 @@ class StepLife:
         self.settle(step)
         # Slurm gives dead nodes up after a while.
         self._world.schedule.after(60.0, self._forget_step, step)
+
+    def reset(self, step: SimStep) -> None:
+        """Have an srun end its step: a new machine has reset the connection to a node's tasks, of
+        whose loss nothing had told srun."""
+        srun = step.srun
+        if not (srun.running and srun.keeps_running) or step.killed_at is not None:
+            return
+        self._world.note(f"a new machine resets the connection of step {step.name}")
+        srun.says(self._world.random.choice(RESETS))
+        self.kill(step, "***")
 
     def _time_out(self, step: SimStep) -> None:
         """Have srun wait no longer for a step that was aborted: one of its nodes is silent."""

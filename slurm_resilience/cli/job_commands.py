@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import zip_longest
 from pathlib import Path
@@ -27,6 +28,26 @@ from slurm_resilience.model import Job
 from slurm_resilience.resume.decide.goodput import in_words
 from slurm_resilience.resume.history import PastAttempt, goodput_of, read_all
 from slurm_resilience.slurm.hostlists import fold
+
+
+def _refuse_element(text: str) -> None:
+    """Tell the number of its own that an element of an array has.
+
+    Raises:
+        UsageError: the text names one as squeue does.
+    """
+    if text.isascii() and re.fullmatch(r"\d+_\d+", text):
+        shows = f"squeue -h -r -j {text} -o %A"
+        raise UsageError(f"{text} is in an array: write its own number, which {shows} shows")
+
+
+class JobNumber(DigitRange):
+    """The number of a job, which an element of an array has too."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        if isinstance(value, str):
+            _refuse_element(value)
+        return super().convert(value, param, ctx)
 
 
 @click.group()
@@ -92,6 +113,7 @@ def show_job(cluster: ClusterView, number: str, directory: Path, form: str) -> N
     The attempts are those of sruns that go on, before and after requeues; of others the journal's
     events tell. A user sees only his own jobs.
     """
+    _refuse_element(number)
     if not number.isascii() or not number.isdigit() or len(number) > 10 or not int(number):
         raise UsageError(f"'{plain(number)}' is not a job id; write a number, as squeue shows it")
     found = _find(cluster, int(number))
@@ -126,7 +148,7 @@ def show_job(cluster: ClusterView, number: str, directory: Path, form: str) -> N
 
 
 @job.command("resize")
-@click.argument("number", metavar="JOB", type=DigitRange(1, 2**32 - 1))
+@click.argument("number", metavar="JOB", type=JobNumber(1, 2**32 - 1))
 @click.argument("nodes", type=DigitRange(1, 10**6))
 @format_option
 @config_option

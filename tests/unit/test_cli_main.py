@@ -76,6 +76,8 @@ def test_every_command_exists_and_has_help(capsys: pytest.CaptureFixture[str]) -
         (["node", "show", "n[1-"], "not a hostlist"),
         (["node", "show", "@all"], "not a hostlist"),
         (["job", "show", "twelve"], "not a job id"),
+        (["job", "show", "12_1"], "squeue -h -r -j 12_1 -o %A shows"),
+        (["job", "resize", "12_1", "3"], "squeue -h -r -j 12_1 -o %A shows"),
         (["job", "show", "0"], "not a job id"),
         (["incident", "show", "9" * 22], "'ID'"),
         (["events", "--incident", "9" * 22], "'--incident'"),

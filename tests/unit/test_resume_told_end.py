@@ -37,7 +37,9 @@ class Story:
             clock=FakeClock(),
             wake=Event(),
             host_calls=SimpleNamespace(observe=self.observe),
+            allocation=SimpleNamespace(state_now=lambda: self.job_state),
         )
+        self.job_state = "RUNNING"
         self.clock = context.clock
         self.errors: list[Exception] = []
         """The next tries to watch the training end so."""
@@ -88,6 +90,14 @@ def test_a_task_that_the_training_went_on_without_is_no_failure(story: Story) ->
     end = story.watch.told_end(story.step)
     assert end is not None
     assert (end.code, end.word) == (0, EndWord.TRAINING)
+
+
+def test_what_slurm_ends_with_the_job_is_a_failure(story: Story) -> None:
+    story.fails()
+    story.trained()
+    story.job_state = "NODE_FAIL"
+    end = story.watch.told_end(story.step)
+    assert end is not None and end.late_code == 1
 
 
 def test_a_failure_after_the_training_is_one(story: Story) -> None:

@@ -547,3 +547,8 @@ SHRUNK_EARLY, SHRUNK_SOON = (501162, 510513, 512624), (501182,)
 @pytest.mark.parametrize("seed", [*SHRUNK_EARLY, *SHRUNK_SOON])
 def test_a_node_that_a_person_takes_at_a_bad_moment_stays_out(seed: int) -> None:
     assert broken(seed, (Kind.JOB_SHRUNK,)) == ""
+
+
+def test_what_slurm_ends_after_a_training_has_not_ended_well() -> None:
+    """It ends the job for a lost node, and srun knows of earlier losses only."""
+    assert broken(501944, (Kind.JOB_SHRUNK,)) == ""

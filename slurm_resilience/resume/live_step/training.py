@@ -264,7 +264,10 @@ class TrainingWatch:
         """Return whether all that failed in a step was lost before its training ended."""
         ended = len(step.ended_tasks)
         by_itself = not step.killed_by and not step.failed_nodes
-        return by_itself and 0 < ended == self._lost_in_training
+        if not by_itself or not 0 < ended == self._lost_in_training:
+            return False
+        # srun is told nothing of tasks that Slurm ends with the job.
+        return self._context.allocation.state_now() in ("RUNNING", "SUSPENDED")
 
     def advise(self, ran_for: float) -> None:
         """Say once that the program could live on, but its step was not started so; or that it is

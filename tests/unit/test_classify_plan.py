@@ -280,6 +280,8 @@ def test_a_step_that_slurm_refused_for_a_node_that_a_person_took_has_no_bug() ->
     refused = ending(ran_for=0.2, taken=("n3",), refused="Requested nodes are not in this job")
     spare = facts(own_nodes=NODES, job_nodes=("n1", "n2", "n4"), taken_nodes=("n3",))
     assert plan(classify(refused), spare, (refused,), LIMITS).nodes == ("n1", "n2", "n4")
+    trained = msgspec.structs.replace(refused, refused="", trained=True)
+    assert classify(trained).kind == "done", "another attempt would train once more"
 
 
 def test_no_more_nodes_are_taken_in_than_are_known_to_be_lost() -> None:

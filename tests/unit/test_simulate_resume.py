@@ -540,7 +540,7 @@ def test_no_node_is_got_in_place_of_one_that_a_person_took_out_of_the_job() -> N
         simulate_resume(seed, kinds=(Kind.JOB_SHRUNK,))
 
 
-SHRUNK_EARLY, SHRUNK_SOON = (501162, 510513, 512624), (501182,)
+SHRUNK_EARLY, SHRUNK_SOON = (501162, 510513, 512624, 540483), (501182, 550768)
 """Seeds in which a person took a node out before its tasks began; and several within seconds."""
 
 

@@ -21,9 +21,6 @@ AGAIN_SECONDS = 3.0
 """Between the two looks. sresctld takes a dead node out of its jobs first, and sets it DOWN right
 after; and it may be about to tell the supervisor."""
 
-TAKEN_OUT = "a person took it out of the job"
-"""The reason of such a node in whose place the job has a spare."""
-
 
 def taken_by_person(
     context: SupervisorContext, booted: Mapping[str, str], nodes: Collection[str], stop: Event

@@ -183,7 +183,7 @@ def classify(ending: Ending) -> Cause:
     if ending.faulty:
         names = tuple(sorted(ending.faulty))
         return Cause("node", _faults(ending), names, Category.HARDWARE)
-    if ending.taken:
+    if ending.taken and not ending.trained:
         text = f"{fold(ending.taken)} was taken out of the job by a person (scontrol update)"
         return Cause("program", text, category=Category.USER)
     without_step = _without_step(ending)

@@ -3,7 +3,12 @@
 from __future__ import annotations
 
 from slurm_resilience.resume.live_step.join_step import JoinAttempt, JoinState
-from slurm_resilience.resume.live_step.losses import LossCause, LostSeats, LostSeatState
+from slurm_resilience.resume.live_step.losses import (
+    TAKEN_FOR_SPARE,
+    LossCause,
+    LostSeats,
+    LostSeatState,
+)
 
 
 class LossRecord:
@@ -56,17 +61,21 @@ class LossRecord:
         }
 
     def faulty_nodes(self) -> dict[str, str]:
-        """Return the nodes that were lost and not replaced, with the reason."""
+        """Return the nodes that were lost by a fault and not replaced, with the reason."""
         return {
             loss.slot.node: loss.reason
             for loss in self.losses
-            if loss.cause.blames_node and loss.pending
+            if loss.cause.blames_node and loss.pending and loss.reason != TAKEN_FOR_SPARE
         }
 
     def evacuated_nodes(self) -> dict[str, str]:
         """Return the nodes that were left though they work, and not replaced, with the reason."""
         marked = [loss for loss in self.losses if loss.cause is LossCause.NODE_MARKED]
-        return {loss.slot.node: loss.reason for loss in marked if loss.pending}
+        return {
+            loss.slot.node: loss.reason
+            for loss in marked
+            if loss.pending and loss.reason != TAKEN_FOR_SPARE
+        }
 
     def lost_seats(self, since: int = 0) -> set[int]:
         """Return the seats to be filled, or empty, that were lost in a generation or later."""

@@ -8,6 +8,9 @@ from enum import Enum
 from slurm_resilience.resume.decide.transitions import advance
 from slurm_resilience.resume.live_step.seats import NodeSlot, SeatRecord
 
+TAKEN_FOR_SPARE = "a person took it out of the job"
+"""The reason for a node's loss in whose place the job has a spare: no fault of it."""
+
 
 class LossCause(Enum):
     """The reason for which seats were lost."""

@@ -13,11 +13,12 @@ import msgspec
 from slurm_resilience.errors import NotFound, SlurmError, SlurmUnreachable, SresError
 from slurm_resilience.resume import report
 from slurm_resilience.resume.allocation import swap
-from slurm_resilience.resume.allocation.taken_nodes import TAKEN_OUT, taken_by_person, words_on
+from slurm_resilience.resume.allocation.taken_nodes import taken_by_person, words_on
 from slurm_resilience.resume.context import SupervisorContext
 from slurm_resilience.resume.decide.classify import Cause
 from slurm_resilience.resume.decide.plan import Plan, PlanFacts, plan
 from slurm_resilience.resume.live_step.live_events import FoundNodes, StartSearch
+from slurm_resilience.resume.live_step.losses import TAKEN_FOR_SPARE
 
 T = TypeVar("T")
 RETRY_SECONDS = 2.0
@@ -108,7 +109,7 @@ def replace_nodes(
     reasons = "; ".join(f"{lost.node}: {lost.reason}" for lost in wanted.lost)
     cause = Cause("node", reasons, tuple(lost.node for lost in wanted.lost))
     failed, unanswered = "", 0
-    taken = tuple(lost.node for lost in wanted.lost if lost.reason == TAKEN_OUT)
+    taken = tuple(lost.node for lost in wanted.lost if lost.reason == TAKEN_FOR_SPARE)
     while not stop.is_set():
         if ask_until_answered(context, allocation.refresh, others_go_on, stop) != "RUNNING":
             return FoundNodes(Plan("stop", "the job is over"))
@@ -191,7 +192,7 @@ def check_nodes(context: SupervisorContext, wanted: StartSearch, stop: Event) ->
         others = {name: reason for name, reason in bad.items() if name not in taken}
         return FoundNodes(chosen, bad=others, taken=dict.fromkeys(taken, words))
     if bad:
-        return FoundNodes(chosen, bad=bad | dict.fromkeys(taken, TAKEN_OUT))
+        return FoundNodes(chosen, bad=bad | dict.fromkeys(taken, TAKEN_FOR_SPARE))
     return _found(context, chosen, nodes)
 
 

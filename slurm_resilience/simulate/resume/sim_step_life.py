@@ -112,6 +112,9 @@ class StepLife:
         first = node_id * step.tasks_per_node
         tasks = [SimTask(n, name) for n in range(first, first + step.tasks_per_node)]
         step.tasks += tasks
+        if not srun.is_companion and name not in self._world.job.nodes:
+            for task in tasks:
+                self.kill_task(step, task)  # the node has left the job in this moment
         if srun.reports.target and self._world.random.random() > 0.05:
             size = len(step.nodes)
             told = NodeBegan(int(step.name), node_id, name, size, size * step.tasks_per_node)

@@ -176,7 +176,8 @@ def choose(
         )
     directory = _directory(environment, here, endpoint)
     if not {"SRES_TOKEN", "SRES_SEATS_HERE"} & set(environment):
-        _refuse_running(directory / "mesh", range(here.rank * ranks, (here.rank + 1) * ranks))
+        own = range(here.rank * ranks, (here.rank + 1) * ranks)
+        _refuse_running(directory / "mesh", own, ranks * here.nodes.most)
     passed: Path | None = None
     if "SLURM_JOB_ID" in environment:  # the name is new for every step
         node = environment.get("SLURMD_NODENAME") or os.uname().nodename
@@ -227,11 +228,17 @@ def _refuse_complete(directory: Path) -> None:
         )
 
 
-def _refuse_running(meet: Path, seats: range) -> None:
+def _refuse_running(meet: Path, seats: range, world: int) -> None:
     """Else two trainings would take each other's seats in turn, until both have ended. Not where a
-    supervisor starts this launcher: it knows what it replaces."""
+    supervisor starts this launcher: it knows what it replaces.
+
+    Args:
+        meet: the directory in which the ranks meet.
+        seats: those of this node.
+        world: ranks of all nodes.
+    """
     deadline = SYSTEM_CLOCK.monotonic() + _ENDING_SECONDS
-    while living := _living(meet, seats):
+    while living := _living(meet, seats, world):
         if SYSTEM_CLOCK.monotonic() > deadline:
             where = f"process {living.pid} of {living.node or living.host}"
             raise UsageError(
@@ -241,10 +248,11 @@ def _refuse_running(meet: Path, seats: range) -> None:
         SYSTEM_CLOCK.wait(threading.Event(), _LOOK_SECONDS)
 
 
-def _living(meet: Path, seats: range) -> Peer | None:
-    """Return a process on one of these seats that can be reached."""
+def _living(meet: Path, seats: range, world: int) -> Peer | None:
+    """Return a process on one of these seats that can be reached. One that was started for a world
+    of another size takes no seat from this one's: the ranks meet, and both nodes are told."""
     for peer in SharedDirectory(meet).peers() if meet.exists() else []:
-        if peer.seat in seats:
+        if peer.seat in seats and peer.seats in (0, world):
             with suppress(OSError):
                 socket.create_connection((peer.host, peer.port), _CONNECT_SECONDS).close()
                 return peer

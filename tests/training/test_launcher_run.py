@@ -708,6 +708,20 @@ def test_a_node_that_is_done_starts_again_with_the_others(two: Nodes) -> None:
     assert len(two.up(1)) == 4
 
 
+def test_nodes_with_other_numbers_of_ranks_end_and_say_so(two: Nodes) -> None:
+    """They waited for each other for ever, or one was told that the other one trains already."""
+    two.script.write_text(
+        "from slurm_resilience.training import resilient\nresilient(lambda s: None)()\n"
+    )
+    launchers = [two.start(0, "--restart=rank")]
+    entries = two.directory / "shared/run/none/mesh/peers"
+    until(lambda: len(list(entries.glob("*.json"))) == 2, "node 0 waits", 120.0)
+    launchers.append(two.start(1, "--restart=rank", "--nproc-per-node=1"))
+    assert [launcher.wait(90) for launcher in launchers] == [exit_codes.STOP] * 2, two.err
+    assert "n0 was started for a world of 4, n1 for one of 2: start all nodes" in two.err
+    assert "n1 was started for a world of 2, n0 for one of 4: start all nodes" in two.err
+
+
 @pytest.mark.parametrize(
     "start", ["-m slurm_resilience.launcher --nproc=1 --standby=0", ""], ids=["launcher", "python"]
 )

@@ -7,8 +7,18 @@ from pathlib import Path
 import pytest
 from membership_scripts import SCRIPTS, Script
 
+from slurm_resilience.mesh.events import (
+    ConnectionClosed,
+    ConnectionProven,
+    MessageReceived,
+    SeveralProven,
+)
+from slurm_resilience.mesh.messages import GenerationEnded
+from slurm_resilience.mesh.model import GenerationEnd, Member, Peer, PeerStatus, Timing
 from slurm_resilience.mesh.protocol.contacts import CONNECTION_MOVES, ConnectionState
 from slurm_resilience.mesh.protocol.generation_state import STAGES, Move, Stage
+from slurm_resilience.mesh.protocol.membership import MISFIT_SECONDS, Membership
+from slurm_resilience.mesh.protocol.world_plan import WorldRules
 
 FILES = sorted(SCRIPTS.glob("*.toml"))
 
@@ -62,3 +72,70 @@ def test_a_closed_connection_stays_closed() -> None:
     assert CONNECTION_MOVES[ConnectionState.CLOSED] == frozenset()
     again = {state for state, moves in CONNECTION_MOVES.items() if ConnectionState.CURRENT in moves}
     assert again == {ConnectionState.SUPERSEDED}
+
+
+def started_for(seats: int, incarnation: int = 0, core: int = 0) -> Membership:
+    me = Peer("0", 0, incarnation, "n0", seats=seats)
+    return Membership(me, WorldRules(seats, seats, core=core), Timing(), 0.0)
+
+
+def stopped_at(membership: Membership, now: float) -> str:
+    membership.tick(now)
+    end = membership.side.standing.stopped
+    return "" if end is None else end.reason
+
+
+def test_nodes_that_were_started_for_worlds_of_other_sizes_are_told() -> None:
+    """Each waited for ever for ranks that the other one did not have."""
+    membership = started_for(4)
+    membership.step(ConnectionProven(1, Peer("1", 1, 0, "n1", seats=2), PeerStatus(), True), 0.5)
+    assert not stopped_at(membership, MISFIT_SECONDS)
+    assert stopped_at(membership, MISFIT_SECONDS + 0.6) == (
+        "n0 was started for a world of 4, n1 for one of 2: start all nodes with the same --nnodes "
+        "and --nproc-per-node"
+    )
+
+
+def test_several_that_are_met_at_once_may_be_of_another_size() -> None:
+    membership = started_for(4)
+    peers = [Peer(str(seat), seat, 0, f"n{seat}", seats=seat) for seat in (2, 3)]
+    members = tuple(Member(peer, PeerStatus()) for peer in peers)
+    membership.step(SeveralProven((-1, -2), members), 0.5)
+    told = stopped_at(membership, MISFIT_SECONDS + 0.6)
+    assert "n0 was started for a world of 4, n2 for one of 2, n3 for one of 3:" in told
+
+
+def test_one_that_belongs_to_a_running_training_goes_on() -> None:
+    membership = started_for(4, incarnation=1)
+    misfit = ConnectionProven(1, Peer("1", 1, 0, "n1", seats=2), PeerStatus(), True)
+    membership.step(misfit, 0.5)
+    running = PeerStatus("running", generation=7)
+    membership.step(ConnectionProven(2, Peer("2", 2, 0, "n2", seats=4), running, True), 5.0)
+    assert not stopped_at(membership, MISFIT_SECONDS + 1.0)
+
+
+@pytest.mark.parametrize(("left_after", "stops"), [(0.4, False), (0.9, True)])
+def test_one_that_leaves_soon_stops_no_other(left_after: float, stops: bool) -> None:
+    """All of a training may have died, so that it waits for its last rank without a world."""
+    membership = started_for(4, incarnation=1)
+    membership.step(ConnectionProven(1, Peer("1", 1, 0, "n1", seats=2), PeerStatus(), True), 0.0)
+    membership.step(ConnectionClosed(1, "closed", "closed"), left_after * MISFIT_SECONDS)
+    assert bool(stopped_at(membership, MISFIT_SECONDS + 0.1)) == stops
+
+
+def test_a_running_training_goes_on_beside_one_of_another_size() -> None:
+    membership = started_for(1)
+    assert not stopped_at(membership, 0.0)
+    assert membership.side.invitation() is not None
+    misfit = Peer("1", 0, 5, "n1", seats=2)
+    membership.step(ConnectionProven(1, misfit, PeerStatus(), True), 0.5)
+    end = GenerationEnded(GenerationEnd(0, "it gives up", "1", "stop"))
+    membership.step(MessageReceived(1, "1", "1", end, 0.0), 0.6)
+    assert not stopped_at(membership, 100.0)
+    assert not membership.side.standing.evicted, "it takes no seat"
+
+
+def test_ranks_of_an_elastic_job_may_be_told_other_sizes() -> None:
+    membership = started_for(4, core=2)
+    membership.step(ConnectionProven(1, Peer("1", 1, 0, "n1", seats=2), PeerStatus(), True), 0.5)
+    assert not stopped_at(membership, MISFIT_SECONDS + 1.0)

@@ -60,11 +60,14 @@ from slurm_resilience.mesh.model import GenerationEnd, Peer, PeerStatus, Timing,
 from slurm_resilience.mesh.protocol.contacts import Contact
 from slurm_resilience.mesh.protocol.departures import Departures
 from slurm_resilience.mesh.protocol.election import Election
-from slurm_resilience.mesh.protocol.side import ROUNDING_SECONDS, Side
+from slurm_resilience.mesh.protocol.side import ROUNDING_SECONDS, Misfit, Side
 from slurm_resilience.mesh.protocol.world_plan import WorldRules
 
 SUSPICION_SECONDS = 10.0
 """So long a suspicion counts. By then a finding has followed it, or the node is in order."""
+MISFIT_SECONDS = 20.0
+"""A process without a world gives up after so long beside a peer that was started for a world of
+another size. Not sooner: it may belong to a training whose other ranks are on their way."""
 
 
 class Membership:
@@ -116,6 +119,7 @@ class Membership:
         side = self.side
         side.catch_up(now)
         side.greet()
+        self._judge_misfits(now)
         if now >= side.timers.next_beat:
             side.effects.append(BeatDue())
         else:
@@ -129,6 +133,11 @@ class Membership:
         peer = event.peer
         if peer.id == side.me.id or side.standing.evicted:
             side.effects.append(Close(event.connection))
+            return
+        if side.is_misfit(peer):
+            # The connection stays, so that it is not dialed again.
+            side.losses.misfits[event.connection] = Misfit(peer, now)
+            side.timers.look(now + MISFIT_SECONDS + ROUNDING_SECONDS)
             return
         if peer.id in side.losses.evicted:
             # It may not have heard. The connection stays: its end is the peer's.
@@ -165,7 +174,9 @@ class Membership:
         most of them for the first time: nothing else is to be said of these."""
         side = self.side
         members = event.members
-        if side.has_no_world and side.are_new([member.peer for member in members]):
+        peers = [member.peer for member in members]
+        fit = not any(map(side.is_misfit, peers))
+        if side.has_no_world and fit and side.are_new(peers):
             met = zip(event.connections, members, strict=True)
             side.contacts.add([Contact(m.peer, number, m.status, now, now) for number, m in met])
             side.untold += event.connections
@@ -204,6 +215,12 @@ class Membership:
 
     def _part(self, event: ConnectionClosed, now: float) -> None:
         side = self.side
+        misfit = side.losses.misfits.get(event.connection)
+        if misfit is not None:
+            # One that gives up leaves the other behind: that one has nearly waited as long.
+            if now - misfit.met_at < MISFIT_SECONDS / 2:
+                del side.losses.misfits[event.connection]
+            return
         owner = side.contacts.owner(event.connection)
         counted = owner is not None and owner.connection == event.connection
         on_purpose = side.contacts.ends_on_purpose(event.connection)
@@ -259,7 +276,7 @@ class Membership:
         if event.subject != event.speaker:
             self._mark_heard(event.subject, now - event.age)
         contact = side.contacts.get(event.subject)
-        if event.connection in side.losses.told:
+        if side.losses.is_apart(event.connection):
             self._hear_evicted(event, now)
             return
         match event.message:
@@ -331,6 +348,8 @@ class Membership:
 
     def _hear_evicted(self, event: MessageReceived, now: float) -> None:
         """Hear a peer that was told to leave: it leaves, or has told the same."""
+        if event.connection in self.side.losses.misfits:
+            return
         match event.message:
             case Leaving():
                 self.side.losses.lose(event.speaker, dead=True)
@@ -417,6 +436,17 @@ class Membership:
             side.timers.dial_again = now + side.timing.known_again_seconds
             side.effects.append(DialKnown())
         self._election.look_around(now)
+
+    def _judge_misfits(self, now: float) -> None:
+        """Give up where no world can be formed, since peers wait for one of another size."""
+        side = self.side
+        if not side.losses.misfits or not side.has_no_world or side.standing.stopped:
+            return
+        waited = now - min(misfit.met_at for misfit in side.losses.misfits.values())
+        others_train = any(contact.status.generation for contact in side.contacts.seated())
+        if waited >= MISFIT_SECONDS and not others_train:
+            side.standing.stopped = GenerationEnd(0, side.tell_misfits(), side.me.id, "stop")
+            side.news()
 
     def _judge_silence(self, now: float) -> None:
         """Judge the peers that are silent for too long."""

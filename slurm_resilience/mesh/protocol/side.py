@@ -92,6 +92,13 @@ class Strikes(NamedTuple):
     """The last one, as `Losses.worlds` counts them."""
 
 
+class Misfit(NamedTuple):
+    """A peer that was started for a world of another size."""
+
+    peer: Peer
+    met_at: float
+
+
 class Losses:
     """Peers and nodes that are gone."""
 
@@ -109,6 +116,8 @@ class Losses:
         """Id → reason: peers that were told to leave, and must not go on."""
         self.told: dict[int, Peer] = {}
         """Connections to those of them whose death is awaited."""
+        self.misfits: dict[int, Misfit] = {}
+        """By connection: peers that were started for a world of another size."""
         self.worlds = 0
         """Those that have ended."""
         self._strikes: dict[str, Strikes] = {}
@@ -155,6 +164,10 @@ class Losses:
         self.listed = ()
         self.peers = {p: dead for p, dead in self.peers.items() if p in members}
         self._with_state = {p: peer for p, peer in self._with_state.items() if p in members}
+
+    def is_apart(self, connection: int) -> bool:
+        """Tell whether the peer at the other end is in none of the worlds of this process."""
+        return connection in self.told or connection in self.misfits
 
     def dead(self) -> list[str]:
         """Return those that are known to be dead."""
@@ -273,6 +286,22 @@ class Side:
         standing, state = self.standing, self.generation
         is_over = bool(standing.evicted) or standing.finished
         return not is_over and state.view is None and state.worked is None
+
+    def is_misfit(self, peer: Peer) -> bool:
+        """Tell whether a peer was started for a world of another size. Those of an elastic job may
+        be told other sizes."""
+        known = peer.seat >= 0 and peer.seats and self.me.seats and not self.rules.core
+        return bool(known) and peer.seats != self.me.seats
+
+    def tell_misfits(self) -> str:
+        """Say which nodes were started for a world of another size."""
+        misfits = [misfit.peer for misfit in self.losses.misfits.values()]
+        sizes = {peer.node: peer.seats for peer in misfits}
+        others = ", ".join(f"{node} for one of {seats}" for node, seats in sorted(sizes.items()))
+        return (
+            f"{self.me.node} was started for a world of {self.me.seats}, {others}: start all nodes "
+            "with the same --nnodes and --nproc-per-node"
+        )
 
     def are_new(self, peers: Sequence[Peer]) -> bool:
         """Tell whether nothing is known of any of these peers, nor of others that sit, or sat, on

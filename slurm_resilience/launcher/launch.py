@@ -464,7 +464,7 @@ class Launcher:
         )
         news = WorldNews(self._begun, self._over_elsewhere, self._finish, self._no_more)
         place = SharedDirectory(spec.meet, self._job.rendezvous.secret)
-        world = LauncherWorld(self._loop, place, me, self._job.grace.ended, news)
+        world = LauncherWorld(self._loop, place, me, node.ranks, self._job.grace.ended, news)
         self._group.world, self._group.came_later = world, number > 0
         world.start()
         self._loop.call_later(_LOOK_SECONDS, self._look_for_a_group, _LOOK_SECONDS)

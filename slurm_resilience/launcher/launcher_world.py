@@ -29,6 +29,8 @@ DONE_SECONDS = 300.0
 """The same for nodes whose ranks are not done yet when ours are: torchrun's exit barrier."""
 _SPARE_SECONDS = 60.0
 """Added to the time in which a node has to end its ranks."""
+_TOLD_SECONDS = 10.0
+"""In which each launcher of a new world has told how many ranks its node has."""
 _SILENCE_SECONDS = 30.0
 """Without a word after which a node is taken for lost. A closed connection is known at once."""
 
@@ -61,6 +63,7 @@ class LauncherWorld:
         loop: the launcher's event loop.
         rendezvous: the place where the launchers find each other, and only they.
         me: this launcher; its seat is the node rank.
+        ranks: on this node.
         grace: seconds that a node needs to end its ranks.
         news: the answers to what happens.
 
@@ -74,6 +77,7 @@ class LauncherWorld:
         loop: asyncio.AbstractEventLoop,
         rendezvous: Rendezvous,
         me: Peer,
+        ranks: int,
         grace: float,
         news: WorldNews,
     ) -> None:
@@ -81,6 +85,7 @@ class LauncherWorld:
         self._news = news
         self._rendezvous = rendezvous
         self._me = me
+        self._ranks = ranks
         self._orders: queue.SimpleQueue[_Order] = queue.SimpleQueue()
         self._view: View | None = None
         self._told = 0
@@ -157,6 +162,29 @@ class LauncherWorld:
         if (end.culprit, end.kind) != (self._me.id, "fault"):  # said here, by `over`
             self._tell(self._news.on_over, end)
 
+    def _unlike(self, view: View) -> str:
+        """Say which nodes have another number of ranks than this one; empty: none has, or it is not
+        known of all."""
+        number = view.generation
+        self._mesh.put(number, f"ranks.{self._me.seat}", str(self._ranks).encode())
+        peers = [member.peer for member in view.members]
+        keys = [f"ranks.{peer.seat}" for peer in peers]
+        try:
+            told = [int(value) for value in self._mesh.get(number, keys, _TOLD_SECONDS)]
+        except (TimeoutError, WireError):
+            return ""
+        others = [
+            f"{peer.node} {ranks}"
+            for peer, ranks in zip(peers, told, strict=True)
+            if ranks != self._ranks
+        ]
+        if not others:
+            return ""
+        return (
+            f"{self._me.node} was started for {self._ranks} rank(s), {', '.join(others)}: start "
+            "all nodes with the same --nproc-per-node"
+        )
+
     def _run(self) -> None:
         phase: Literal["ready", "done"] = "ready"
         try:
@@ -170,6 +198,13 @@ class LauncherWorld:
                 is_first, self._view = self._view is None, view
                 self._mesh.say(PeerStatus("running", view.generation))
                 self._mesh.worked(view)
+                unlike = self._unlike(view)
+                if unlike and is_first:
+                    self._tell(self._news.on_failed, unlike, False)
+                    return
+                if unlike:  # one came later: it leaves again
+                    phase = "ready"
+                    continue
                 self._tell(self._news.on_begin, is_first)
                 phase = self._next_order()
         except TimeoutError as error:

@@ -14,6 +14,7 @@ import pytest
 from slurm_resilience.launcher.launcher_world import LauncherWorld, WorldNews
 from slurm_resilience.mesh.model import GenerationEnd, Peer
 from slurm_resilience.mesh.observer import Observer, Picture
+from slurm_resilience.mesh.protocol import membership
 from slurm_resilience.mesh.rendezvous import SharedDirectory
 from slurm_resilience.resume.crash_watch import GatheringStage
 from slurm_resilience.resume.live_step import training
@@ -28,10 +29,13 @@ class Launchers:
     def __init__(self, place: Path, seats: int) -> None:
         self.place, self.seats = place, seats
         self.told: dict[int, list[str]] = {}
+        self.reasons: dict[int, str] = {}
         self.worlds: dict[int, LauncherWorld] = {}
         self.news = asyncio.Event()
 
-    def start(self, seat: int, incarnation: int = 0) -> LauncherWorld:
+    def start(
+        self, seat: int, incarnation: int = 0, *, ranks: int = 1, seats: int = 0
+    ) -> LauncherWorld:
         told = self.told[seat] = []
 
         def note(text: str) -> Callable[..., None]:
@@ -44,15 +48,18 @@ class Launchers:
         # An address of its own for each, as on machines of their own.
         host = f"127.0.0.{10 + seat + 10 * incarnation}"
         me = Peer(
-            f"{seat}.{incarnation}", seat, incarnation, f"n{seat}", host=host, seats=self.seats
+            *(f"{seat}.{incarnation}", seat, incarnation, f"n{seat}"),
+            host=host,
+            seats=seats or self.seats,
         )
 
-        def failed(_: str, is_left: bool) -> None:
+        def failed(reason: str, is_left: bool) -> None:
+            self.reasons[seat] = reason
             note("left" if is_left else "failed")()
 
         news = WorldNews(note("begun"), note("over"), note("done"), failed)
         loop = asyncio.get_running_loop()
-        world = LauncherWorld(loop, SharedDirectory(self.place), me, 1.0, news)
+        world = LauncherWorld(loop, SharedDirectory(self.place), me, ranks, 1.0, news)
         self.worlds[seat] = world
         world.start()
         return world
@@ -227,5 +234,51 @@ def test_a_launcher_that_is_left_knows_that_the_others_go_on(tmp_path: Path) -> 
         await launchers.wait(lambda: told[-1] in ("left", "failed"))
         assert told[-1] == "left"
         left.close()
+
+    run(story, tmp_path, 2)
+
+
+@pytest.mark.parametrize(
+    ("numbers", "reasons"),
+    [
+        (
+            {"ranks": 1},
+            ["n0 was started for 2 rank(s), n1 1:", "n1 was started for 1 rank(s), n0 2:"],
+        ),
+        ({"ranks": 2, "seats": 3}, ["n0 was started for a world of 2, n1 for one of 3:"]),
+    ],
+    ids=["ranks", "nodes"],
+)
+def test_nodes_that_were_started_with_other_numbers_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, numbers: dict[str, int], reasons: list[str]
+) -> None:
+    """Their ranks waited for each other for ever."""
+    monkeypatch.setattr(membership, "MISFIT_SECONDS", 1.0)
+
+    async def story(launchers: Launchers) -> None:
+        launchers.start(0, ranks=2)
+        launchers.start(1, **numbers)
+        await launchers.all_told("failed")
+        told = list(launchers.reasons.values())
+        assert all(any(reason in text for text in told) for reason in reasons), told
+        assert outcome(tmp_path) is None
+
+    run(story, tmp_path, 2)
+
+
+def test_one_that_comes_later_with_another_number_of_ranks_ends_alone(tmp_path: Path) -> None:
+    async def story(launchers: Launchers) -> None:
+        for seat in (0, 1):
+            launchers.start(seat)
+        await launchers.all_told("begun")
+        launchers.worlds.pop(1).close()
+        await launchers.wait(lambda: "over" in launchers.told[0])
+        launchers.worlds[0].ready()
+        launchers.start(1, 1, ranks=2)
+        await launchers.wait(lambda: "failed" in launchers.told[1])
+        launchers.worlds.pop(1).close()
+        launchers.start(1, 2)
+        await launchers.wait(lambda: launchers.told[0].count("begun") == 2)
+        assert "failed" not in launchers.told[0]
 
     run(story, tmp_path, 2)

@@ -32,6 +32,7 @@ from slurm_resilience.launcher import (
     request,
 )
 from slurm_resilience.launcher.control_socket import ControlSocket
+from slurm_resilience.launcher.flags import STDOUT
 from slurm_resilience.launcher.main import cli, main
 from slurm_resilience.launcher.node_rank import NodeRank, find_node_rank
 from slurm_resilience.launcher.processes.child_environment import (
@@ -40,6 +41,7 @@ from slurm_resilience.launcher.processes.child_environment import (
     of_rank,
     without_outer_rank,
 )
+from slurm_resilience.launcher.processes.output import Sink
 from slurm_resilience.launcher.rendezvous_directory import (
     RendezvousDirectory,
     choose,
@@ -630,6 +632,39 @@ def test_every_option_has_torchruns_variable(monkeypatch: pytest.MonkeyPatch) ->
             patch.setenv(f"PET_{name.upper()}", text)
             read = cli.make_context("sres-run", ["train.py"]).params[option.name or ""]
         assert read in (option.type(text), (text,)), name
+
+
+def test_output_without_end_does_not_keep_the_launcher_from_all_else(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A rank that writes faster than its output is shown: no signal came through any more."""
+    reads = iter(range(1000))
+
+    def more(*_: int) -> bytes:
+        assert next(reads, None) is not None, "it reads without end"
+        return b"more\n"
+
+    reader, writer = os.pipe()
+    try:
+        sink = Sink(reader, STDOUT)
+        monkeypatch.setattr("os.read", more)
+        monkeypatch.setattr("os.write", lambda _, data: len(data))
+        assert sink.pump()
+    finally:
+        monkeypatch.undo()
+        os.close(reader)
+        os.close(writer)
+
+
+def test_output_without_a_stdout_is_lost(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "stdout", None)  # `sres-run --tee=1 train.py >&-`
+    reader, writer = os.pipe()
+    os.write(writer, b"lost\n")
+    sink = Sink(reader, STDOUT)
+    assert sink.pump()
+    os.close(writer)
+    assert not sink.pump()
+    os.close(reader)
 
 
 def test_a_line_without_a_stderr_is_lost(monkeypatch: pytest.MonkeyPatch) -> None:

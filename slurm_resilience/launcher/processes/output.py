@@ -14,6 +14,8 @@ from slurm_resilience.launcher.flags import STDERR, STDOUT
 _NAMES = {STDOUT: "stdout.log", STDERR: "stderr.log"}
 _TAIL_BYTES = 8192
 _LONGEST_LINE = 65536
+_READS = 16
+"""Of a stream, before the launcher looks at anything else. A pipe holds no more than that."""
 
 
 class Streams(msgspec.Struct, frozen=True):
@@ -63,8 +65,10 @@ class Sink:
                     self._file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
 
     def pump(self) -> bool:
-        """Move what is there; does not wait. Returns False at the end of the stream."""
-        while True:
+        """Move what is there, and no more than a pipe holds: a program that writes all the time
+        would keep the launcher from its signals. Does not wait. Returns False at the end of the
+        stream."""
+        for _ in range(_READS):
             try:
                 data = os.read(self.fd, 65536)
             except BlockingIOError:
@@ -75,6 +79,7 @@ class Sink:
                 with suppress(OSError):
                     _write(self._file, data)
             self._show(data)
+        return True
 
     def close(self) -> None:
         """Show what is left of a last line, and close the file."""
@@ -85,7 +90,8 @@ class Sink:
             self._file = None
 
     def _show(self, data: bytes) -> None:
-        with suppress(ValueError, OSError):  # our output is not read any more
+        # Our output is not read any more; without an open one there is no stream.
+        with suppress(ValueError, OSError, AttributeError):
             if self._prefix is None:
                 _write(self._console.fileno(), data)
                 return

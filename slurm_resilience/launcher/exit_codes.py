@@ -32,15 +32,21 @@ def is_signal(code: int) -> bool:
     return 128 < code <= 128 + signal.SIGRTMAX
 
 
-def describe(code: int) -> str:
-    """Name an exit code in words."""
+def describe(code: int, exited: bool = False) -> str:
+    """Name an exit code in words.
+
+    Args:
+        code: as a shell shows it.
+        exited: the process ended by itself, as a shell does whose command was killed.
+    """
     if code == POISONED:
         return f"exit code {code} (asks to be replaced)"
     if code == STOP:
         return f"exit code {code} (the training gave up)"
     if is_signal(code):
         try:
-            return signal.Signals(code - 128).name
+            name = signal.Signals(code - 128).name
         except ValueError:
-            return f"signal {code - 128}"
+            name = f"signal {code - 128}"
+        return f"exit code {code} (as after {name})" if exited else name
     return f"exit code {code}"

@@ -10,6 +10,8 @@ import msgspec
 from slurm_resilience.launcher import exit_codes
 from slurm_resilience.mesh.model import SEAT_TAKEN
 
+EndCause = Literal["signal", "exit"]
+
 
 class ProcessEnd(msgspec.Struct, frozen=True):
     """The end of one process."""
@@ -30,6 +32,12 @@ class ProcessEnd(msgspec.Struct, frozen=True):
     """It was in the middle of a training, and has not left it."""
     complete: bool = False
     """It had left its training, which was complete."""
+    by: EndCause = "signal"
+    """The cause of its end, where the code may be that of a signal."""
+
+    @property
+    def by_signal(self) -> bool:
+        return exit_codes.is_signal(self.code) and self.by == "signal"
 
 
 class RestartRules(msgspec.Struct, frozen=True):
@@ -63,7 +71,8 @@ def judge(ends: Sequence[ProcessEnd], rules: RestartRules) -> RestartDecision:
     last = ends[-1]
     if last.code == exit_codes.DONE and not last.trained:
         return RestartDecision("done", "done")
-    how = f"evicted: {last.evicted}" if last.evicted else exit_codes.describe(last.code)
+    own = exit_codes.describe(last.code, exited=last.by == "exit")
+    how = f"evicted: {last.evicted}" if last.evicted else own
     if last.code == exit_codes.DONE:
         how = f"{how} in the middle of the training (os._exit?)"
     if last.error:
@@ -100,7 +109,7 @@ def _again(ends: Sequence[ProcessEnd], rules: RestartRules) -> bool:
         return False
     before, last = ends[-2:]
     short = max(before.lived, last.lived) < rules.short_life
-    hidden = exit_codes.is_signal(before.code) or exit_codes.is_signal(last.code)
+    hidden = before.by_signal or last.by_signal
     return short and before.place == last.place and (hidden or before.code == last.code)
 
 

@@ -264,6 +264,13 @@ def test_the_line_that_says_what_is_wrong(run: Run, bug: str, told: str) -> None
     assert told in run.err
 
 
+def test_a_rank_that_exits_with_a_signal_s_code_was_not_killed(run: Run) -> None:
+    """`sys.exit(137)` was told as SIGKILL: one looked for the OOM killer."""
+    run.start("sys.exit(137)", "--standby=0", "--max-restarts=0")
+    assert run.end() == 137, run.err
+    assert "exit code 137 (as after SIGKILL); replaced 0 times" in run.err
+
+
 def test_a_rank_that_ended_before_the_others_is_told_of(run: Run) -> None:
     """One that has fewer batches than the others ends well, and their group with it."""
     run.start(

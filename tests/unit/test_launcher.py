@@ -546,7 +546,16 @@ def test_codes_in_words() -> None:
     assert exit_codes.of_status(-signal.SIGKILL) == 137
     assert exit_codes.of_status(3) == 3
     assert exit_codes.describe(137) == "SIGKILL"
+    assert exit_codes.describe(137, exited=True) == "exit code 137 (as after SIGKILL)"
     assert exit_codes.describe(1) == "exit code 1"
+
+
+def test_a_code_like_a_signal_s_hides_no_other_one() -> None:
+    """Two exits with other codes at one place were taken for one bug, as after a signal."""
+    ends = [ProcessEnd(1, 1.0, 1.0, "x:1"), ProcessEnd(137, 2.0, 1.0, "x:1", by="exit")]
+    assert judge(ends, RestartRules()).do == "replace"
+    killed = [ends[0], ProcessEnd(137, 2.0, 1.0, "x:1")]
+    assert judge(killed, RestartRules()).do == "end"
 
 
 @pytest.mark.parametrize(

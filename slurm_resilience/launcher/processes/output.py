@@ -15,7 +15,7 @@ _NAMES = {STDOUT: "stdout.log", STDERR: "stderr.log"}
 _TAIL_BYTES = 8192
 _LONGEST_LINE = 65536
 _READS = 16
-"""Of a stream, before the launcher looks at anything else. A pipe holds no more than that."""
+"""Reads of a stream before the launcher looks at anything else. A pipe holds no more than that."""
 
 
 class Streams(msgspec.Struct, frozen=True):

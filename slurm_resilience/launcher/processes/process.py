@@ -116,6 +116,8 @@ class Process:
         self.origin = ProcessOrigin.NEW
         self.silent = False
         """It will say nothing more."""
+        self.exited = False
+        """It has ended by itself, and not by a signal."""
         self._pipes = tuple(pipes)
         self._wait = wait
         self._heard = b""
@@ -245,7 +247,8 @@ class Process:
         Only while it is not yet reaped does the group's number belong to it for certain.
         """
         info = os.waitid(os.P_PIDFD, self.pidfd, os.WEXITED | os.WNOWAIT)
-        if info is None or info.si_code != os.CLD_EXITED or info.si_status != 0:
+        self.exited = info is not None and info.si_code == os.CLD_EXITED
+        if info is None or not self.exited or info.si_status != 0:
             self.signal(signal.SIGKILL)
         code = of_status(self._wait())
         os.close(self.pidfd)

@@ -10,7 +10,6 @@ from pathlib import Path
 import msgspec
 
 from slurm_resilience.clock import SYSTEM_CLOCK
-from slurm_resilience.launcher import exit_codes
 from slurm_resilience.launcher.processes.process import Process
 from slurm_resilience.launcher.restart_policy import ProcessEnd, RestartRules
 
@@ -70,7 +69,7 @@ class Seat:
         """Note that its last process has failed for what another seat's told of first."""
         end = self.ends[-1]
         # The other one's end is not known yet; Python ends with 1 after an error.
-        code = 1 if exit_codes.is_signal(end.code) else end.code
+        code = 1 if end.by_signal else end.code
         self.ends[-1] = msgspec.structs.replace(
             end, code=code, place=other.place, error=other.error
         )
@@ -115,6 +114,7 @@ class Seat:
             self.evicted,
             self.stage is TrainingStage.INSIDE,
             complete=is_complete and self.stage is TrainingStage.LEFT,
+            by="exit" if self.process is not None and self.process.exited else "signal",
         )
         self.ends.append(end)
         self.process = self.refused_since = None

@@ -59,6 +59,8 @@ class RestartSpec(msgspec.Struct, frozen=True):
     """The directory in which the launchers of several nodes meet; None: each is for itself."""
     host: str = ""
     """Address of this node, for the other launchers."""
+    comes_back: bool = False
+    """No supervisor starts another launcher in the place of one that the others went on without."""
 
 
 class ProgramKind(Enum):
@@ -71,12 +73,13 @@ class ProgramKind(Enum):
 
 class AttemptStage(Enum):
     """RUNNING → ENDING → WAITING → RUNNING, for all ranks of this node together; RUNNING → DONE,
-    and back when another node has to start again."""
+    and back when another node has to start again; any → LEFT → WAITING."""
 
     RUNNING = "each rank for itself"
     ENDING = "the ranks are being ended, to be started again together"
     WAITING = "none is left, and the other nodes are waited for"
     DONE = "all are done, and the other nodes may not be"
+    LEFT = "the other nodes went on without this one, whose ranks are being ended"
 
 
 class GroupRestart:
@@ -93,6 +96,8 @@ class GroupRestart:
         self.port = spec.port
         self._own_port = spec.own_port
         self._was_grouped = False
+        self.number = -1
+        """Launchers that sat on this node rank before; -1: they were not counted yet."""
         self.came_later = False
         """Another launcher sat here before: ranks are not started before all nodes are there."""
         self.world: LauncherWorld | None = None
@@ -101,13 +106,29 @@ class GroupRestart:
 
     @property
     def is_ending(self) -> bool:
-        return self.stage is AttemptStage.ENDING
+        return self.stage in (AttemptStage.ENDING, AttemptStage.LEFT)
 
     def end(self, reason: str) -> None:
         """Note that all ranks are ended, here and on the other nodes."""
         self.stage = AttemptStage.ENDING
         if self.world is not None:
             self.world.over(reason)
+
+    def leave(self) -> None:
+        """Note that the other launchers have gone on without this one: its ranks are ended, and it
+        meets the others anew."""
+        self.stage = AttemptStage.LEFT
+        if self.world is not None:
+            self.world.close()
+        self.world = None
+
+    def is_left(self) -> bool:
+        """Note that no rank is left here. Returns whether the other launchers are to be met anew,
+        before the next attempt."""
+        if self.stage is not AttemptStage.LEFT:
+            return False
+        self.stage, self.came_later = AttemptStage.WAITING, True
+        return True
 
     def fails(self, reason: str) -> None:
         """Note that a rank here says that it fails, and takes long to end. The other nodes are told

@@ -18,6 +18,8 @@ from typing import Any
 
 import msgspec
 
+from slurm_resilience.clock import SYSTEM_CLOCK
+from slurm_resilience.errors import SresError
 from slurm_resilience.launcher import batch_directory, exit_codes, flags
 from slurm_resilience.launcher.control_socket import ControlSocket
 from slurm_resilience.launcher.group_restart import GroupRestart, ProgramKind
@@ -34,7 +36,7 @@ from slurm_resilience.launcher.processes.standbys import IMPORT_SECONDS, Standby
 from slurm_resilience.launcher.processes.warm_interpreter import WarmInterpreter
 from slurm_resilience.launcher.rendezvous_directory import is_complete, next_incarnation
 from slurm_resilience.launcher.restart_policy import ProcessEnd, RestartDecision, judge
-from slurm_resilience.mesh.model import GenerationEnd, Peer
+from slurm_resilience.mesh.model import SEAT_TAKEN, GenerationEnd, Peer
 from slurm_resilience.mesh.rendezvous import HOLD, SharedDirectory
 
 _STOPS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
@@ -367,6 +369,9 @@ class Launcher:
         """End the ranks that are left, to start all again."""
         say("all ranks are started again: their process group has ended")
         self._group.end(reason)
+        self._end_left()
+
+    def _end_left(self) -> None:
         left = [seat.process for seat in self._seats if seat.process is not None]
         for process in left:
             process.signal(signal.SIGTERM)
@@ -388,7 +393,14 @@ class Launcher:
 
     def _start_all_again(self) -> None:
         """Start them when none of the old ones is left, here and on the other nodes."""
-        if all(seat.process is None for seat in self._seats) and self._group.is_next():
+        if any(seat.process is not None for seat in self._seats):
+            return
+        if self._group.is_left():
+            try:
+                self._meet_launchers()
+            except (OSError, SresError) as error:
+                self._no_more(f"the other nodes cannot be met again: {error}")
+        elif self._group.is_next():
             self._begin_again()
 
     def _begin_again(self) -> None:
@@ -452,7 +464,8 @@ class Launcher:
         if spec.meet is None:
             return
         # Counted beside the seats: the next launcher on this node rank has a higher number.
-        number = next_incarnation(self._job.rendezvous, node.seats + node.here.rank, -1)
+        last, seat = self._group.number, node.seats + node.here.rank
+        self._group.number = number = next_incarnation(self._job.rendezvous, seat, last)
         me = Peer(
             id=f"{node.here.rank:05d}.{number}.{uuid.uuid4().hex[:12]}",
             seat=node.here.rank,
@@ -465,7 +478,8 @@ class Launcher:
         news = WorldNews(self._begun, self._over_elsewhere, self._finish, self._no_more)
         place = SharedDirectory(spec.meet, self._job.rendezvous.secret)
         world = LauncherWorld(self._loop, place, me, node.ranks, self._job.grace.ended, news)
-        self._group.world, self._group.came_later = world, number > 0
+        self._group.world = world
+        self._group.came_later = self._group.came_later or number > 0
         world.start()
         self._loop.call_later(_LOOK_SECONDS, self._look_for_a_group, _LOOK_SECONDS)
 
@@ -491,11 +505,26 @@ class Launcher:
 
     def _no_more(self, reason: str, is_left: bool = False) -> None:
         if self._ending.goes_on and self._group.kind is not ProgramKind.RECOVERS:
+            if is_left and self._may_come_back(reason):
+                say(f"{reason}; this node starts again with them")
+                self._group.leave()
+                self._end_left()
+                return
             what = "this node's launcher ends" if is_left else "the training ends"
             say(f"error: {what}: {reason}")
             self._ending.decision = RestartDecision("end", reason, 1)
             self._end_ranks()
             self._look_for_the_end()
+
+    def _may_come_back(self, reason: str) -> bool:
+        """Tell whether this launcher meets the others again, which wait for one on its node rank. A
+        newer one may be there, or a supervisor starts it; and each time counts as an end of the
+        ranks, so that a node with a bad way does not end all attempts for ever."""
+        if not self._job.restart.comes_back or SEAT_TAKEN in reason:
+            return False
+        now = SYSTEM_CLOCK.monotonic()
+        self._seats[0].ends.append(ProcessEnd(exit_codes.POISONED, now, 0.0, evicted=reason))
+        return judge(self._ends_of_all(), self._job.rules).do == "replace"
 
     # -- words from outside -------------------------------------------------------------------
 

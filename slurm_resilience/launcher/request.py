@@ -178,6 +178,7 @@ def _restart(
         # The supervisor watches the launchers of a plain program, and brings a lost one back.
         meet=meet,
         host=own_address(environment, on_one_machine=meet is None),
+        comes_back="SRES_TOKEN" not in environment,
     )
 
 

@@ -600,6 +600,9 @@ if (here / f"fails.{rank}.{attempt}").exists():
 """It says which processes of earlier attempts live when it starts."""
 
 
+LAUNCHER = ["-m", "slurm_resilience.launcher"]
+
+
 class Nodes:
     """Launchers of two nodes on this machine."""
 
@@ -609,7 +612,14 @@ class Nodes:
         self.script.write_text(TOGETHER)
         self.launchers: list[subprocess.Popen[bytes]] = []
 
-    def start(self, node: int, *flags: str) -> subprocess.Popen[bytes]:
+    def start(self, node: int, *flags: str, program: str = "") -> subprocess.Popen[bytes]:
+        """Start one.
+
+        Args:
+            node: its rank.
+            flags: more of them.
+            program: Python code in place of the launcher's command.
+        """
         clean = {k: v for k, v in os.environ.items() if not k.startswith(("SRES_", "SLURM_"))}
         words = ["--nnodes=2", "--nproc-per-node=2", "--standby=0", "--restart=all"]
         words += [f"--node-rank={node}", "--rdzv-backend=dir"]
@@ -617,7 +627,7 @@ class Nodes:
         words += [str(self.script), str(self.directory)]
         with (self.directory / f"err{node}").open("ab") as err:
             launcher = subprocess.Popen(
-                [sys.executable, "-m", "slurm_resilience.launcher", *words],
+                [sys.executable, *(["-c", program] if program else LAUNCHER), *words],
                 stderr=err,
                 stdin=subprocess.DEVNULL,
                 env=clean | {"SRES_ADDRESS": "127.0.0.1", "SRES_NODE": f"n{node}"},
@@ -671,6 +681,31 @@ def test_a_lost_launcher_is_waited_for(two: Nodes) -> None:
     two.up(1)
     (two.directory / "go").touch()
     assert [launcher.wait(60) for launcher in (staying, coming)] == [0, 0], two.err
+
+
+SOON_SILENT = """
+import sys
+from slurm_resilience.launcher import launcher_world, main
+launcher_world._SILENCE_SECONDS = 3.0
+sys.exit(main.main())
+"""
+
+
+def test_a_launcher_that_stood_still_starts_again_with_the_others(two: Nodes) -> None:
+    """It ended, and the others waited ten minutes for another one."""
+    staying, stopped = (two.start(node, program=SOON_SILENT) for node in (0, 1))
+    first = two.up(0)
+    stopped.send_signal(signal.SIGSTOP)
+    try:
+        until(lambda: "seat 1 (n1) is given up: silent" in two.err, "it is given up")
+        until(lambda: gone(first[0]["pid"]), "the ranks that stay")
+    finally:
+        stopped.send_signal(signal.SIGCONT)
+    second = two.up(1)
+    assert not [name for rank in second for name in rank["alive"] if name.endswith(".0")]
+    (two.directory / "go").touch()
+    assert [launcher.wait(60) for launcher in (staying, stopped)] == [0, 0], two.err
+    assert "this node starts again with them" in two.err
 
 
 def test_a_node_that_gives_up_ends_all(two: Nodes) -> None:

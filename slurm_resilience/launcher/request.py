@@ -171,13 +171,14 @@ def _restart(
     if meets and rendezvous.directory:
         # The supervisor watches the launchers of plain programs, and brings a lost one back.
         meet = rendezvous.directory / (LAUNCHERS if plain else "restarts")
+    master = {} if node.master is None else {"MASTER_ADDR": node.master[0]}
     return RestartSpec(
         scope,
         0 if node.master is None else node.master[1],
         own_port=alone and not given["master_port"] and not environment.get("MASTER_PORT"),
         # The supervisor watches the launchers of a plain program, and brings a lost one back.
         meet=meet,
-        host=own_address(environment, on_one_machine=meet is None),
+        host=own_address({**environment, **master}, on_one_machine=meet is None),
         comes_back="SRES_TOKEN" not in environment,
     )
 

@@ -13,22 +13,27 @@ SRUN_ADDRESS = "SLURM_LAUNCH_NODE_IPADDR"
 """Slurm's variable for the address of the machine that srun was called on: every node of the step
 has a way to it."""
 STEP_NODES = "SLURM_STEP_NUM_NODES"
+FAR_AWAY = ("192.0.2.1", "2001:db8::1")
+"""Addresses that no machine has (RFC 5737, RFC 3849): the default route leads there. Debian gives
+the host's own name 127.0.1.1, so that it says nothing of the way to others."""
 
 
 def own_address(environment: Mapping[str, str], on_one_machine: bool) -> str:
     """Return the address to listen on: SRES_ADDRESS; loopback where all peers are on one machine;
-    else the one of the route to MASTER_ADDR, to srun, or the host name's."""
+    else the one of the route to MASTER_ADDR, to srun, of the host name, or of the default route."""
     given = environment.get("SRES_ADDRESS")
     if given:
         return given
     if on_one_machine:
         return "127.0.0.1"
     name = socket.gethostname()
-    for target in (environment.get("MASTER_ADDR"), environment.get(SRUN_ADDRESS), name):
+    targets = environment.get("MASTER_ADDR"), environment.get(SRUN_ADDRESS), name
+    has_others = environment.get(STEP_NODES) != "1"
+    for target in (*targets, *(FAR_AWAY if has_others else ())):
         found = _route_to(target) if target else ""
         if found and found != "::1" and not found.startswith("127."):
             return found
-    if environment.get(STEP_NODES) != "1":
+    if has_others:
         _warn(name)
     return "127.0.0.1"
 

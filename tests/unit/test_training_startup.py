@@ -116,6 +116,20 @@ def test_a_rank_listens_where_other_nodes_reach_it(
 
 
 @pytest.mark.parametrize(
+    ("environment", "chosen"),
+    [({}, "10.0.0.8"), ({"MASTER_ADDR": "n1"}, "10.0.0.5"), ({STEP_NODES: "1"}, "127.0.0.1")],
+)
+def test_a_node_whose_name_leads_to_loopback_listens_on_its_default_route(
+    monkeypatch: pytest.MonkeyPatch, environment: dict[str, str], chosen: str
+) -> None:
+    """Debian gives a machine's own name 127.0.1.1: nodes that were started by hand never met."""
+    routes = ROUTES | {own_address.FAR_AWAY[0]: "10.0.0.8"}
+    monkeypatch.setattr(own_address, "_route_to", lambda target: routes.get(target, ""))
+    monkeypatch.setattr(socket, "gethostname", lambda: "debian")
+    assert own_address.own_address(environment, on_one_machine=False) == chosen
+
+
+@pytest.mark.parametrize(
     ("environment", "used", "chosen"),
     [
         ({"LOCAL_RANK": "1"}, False, 1),

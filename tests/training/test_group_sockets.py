@@ -23,6 +23,7 @@ import torch.distributed as dist  # noqa: E402
 from ranks import Ranks  # noqa: E402
 
 from slurm_resilience.training.process_group.group_sockets import (  # noqa: E402
+    KEEPALIVE_SECONDS,
     REST_SECONDS,
     STALLED_SECONDS,
     GroupSockets,
@@ -166,6 +167,14 @@ def test_a_connection_is_not_cut_while_gloo_has_not_read_what_just_came(pair: Pa
     until(lambda: sockets.cut() == 1, "what does not move any more is not waited for")
     assert one.recv(2) == b"x"
     assert one.recv(2) == b""
+
+
+def test_a_connection_without_traffic_is_kept_alive(pair: Pair) -> None:
+    """A firewall had forgotten it after a long evaluation: all ranks stood still for 30 minutes."""
+    _, one, other = pair
+    assert one.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE)
+    assert one.getsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE) == KEEPALIVE_SECONDS
+    assert not other.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE), "it is another's"
 
 
 def test_a_second_descriptor_of_an_older_connection_is_not_the_groups(pair: Pair) -> None:

@@ -39,6 +39,10 @@ CHUNK_BYTES = 1 << 20
 CHUNKS = 16
 """Pieces that are taken from the kernel at a time, at most."""
 
+KEEPALIVE_SECONDS, KEEPALIVE_PAUSE_SECONDS, KEEPALIVE_PROBES = 60, 20, 6
+"""While nothing is said: firewalls forget a connection in that time (AWS: after 350 s), and drop
+what comes later without a word. An evaluation or an export takes so long."""
+
 _TCP_INFO = struct.Struct("=52x2I")
 """In Linux's struct tcp_info: milliseconds since data, and since an acknowledgement, arrived."""
 _INT = struct.Struct("=i")
@@ -171,6 +175,7 @@ class GroupSockets:
             # A connection of an earlier world may have got a second descriptor meanwhile.
             if inode not in known and descriptor not in but:
                 self._inodes[descriptor] = inode
+                keep_alive(descriptor)
                 self._poll.register(descriptor, select.POLLRDHUP)
 
     def lost(self) -> bool:
@@ -216,6 +221,18 @@ class GroupSockets:
 
     def __len__(self) -> int:
         return len(self._inodes)
+
+
+def keep_alive(descriptor: int) -> None:
+    """Have the kernel say something on a connection that is idle. Ends one whose other machine
+    answers no more, if nothing is under way on it."""
+    with contextlib.suppress(OSError), socket.socket(fileno=os.dup(descriptor)) as own:
+        if own.family not in (socket.AF_INET, socket.AF_INET6):
+            return
+        own.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, KEEPALIVE_SECONDS)
+        own.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, KEEPALIVE_PAUSE_SECONDS)
+        own.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, KEEPALIVE_PROBES)
+        own.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
 
 
 def open_sockets() -> dict[int, int]:

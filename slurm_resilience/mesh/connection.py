@@ -28,7 +28,7 @@ from slurm_resilience.mesh.messages import (
 )
 from slurm_resilience.mesh.model import CloseCause, Peer, PeerStatus
 
-UNACKED_MILLISECONDS = 4000
+UNACKED_SECONDS = 4.0
 """A connection ends whose data is not acknowledged for this long: a pulled cable says nothing."""
 HANDSHAKE_SECONDS = 5.0
 RECEIVE_BYTES = 64 << 10
@@ -107,7 +107,6 @@ class PeerConnection:
         sock.setblocking(False)
         with contextlib.suppress(OSError):
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, UNACKED_MILLISECONDS)
 
     @classmethod
     def dial(cls, address: DialAddress, secrets: Sequence[bytes]) -> PeerConnection:
@@ -122,6 +121,12 @@ class PeerConnection:
         with contextlib.suppress(BlockingIOError):
             connection.sock.connect(where)
         return connection
+
+    def wait_for_acknowledgements(self, seconds: float) -> None:
+        """End when what was sent is not acknowledged for so long."""
+        with contextlib.suppress(OSError):
+            limit = round(1000 * seconds)
+            self.sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, limit)
 
     @property
     def name(self) -> str:

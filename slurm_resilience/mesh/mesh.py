@@ -18,7 +18,7 @@ import msgspec
 
 from slurm_resilience.clock import SYSTEM_CLOCK
 from slurm_resilience.errors import SresError, WireError
-from slurm_resilience.mesh.connection import HANDSHAKE_SECONDS, PeerConnection
+from slurm_resilience.mesh.connection import HANDSHAKE_SECONDS, UNACKED_SECONDS, PeerConnection
 from slurm_resilience.mesh.dial_book import DialAddress
 from slurm_resilience.mesh.events import (
     Adopt,
@@ -83,6 +83,9 @@ TELL_SECONDS = 2.0
 OUTCOME_SECONDS, OUTCOME_SECONDS_A_PEER = 1.0, 0.01
 """Between two looks whether the training is over, for a process that waits for a world; rarer
 where many may look."""
+UNACKED_BEFORE_SECONDS = 1.0
+"""A way that carries nothing is taken for lost so long before its peer is silent for too long:
+launchers of plain programs, which have patience, outlast a cut of some seconds, as ranks do."""
 CLOSE_SECONDS = 2.0
 """Time that `close` waits for the thread."""
 
@@ -155,6 +158,7 @@ class Mesh:
             rendezvous.secret(),
             strangers=max(STRANGERS, 2 * rules.seats),
             handshake_seconds=handshake_seconds,
+            unacked_seconds=max(UNACKED_SECONDS, chosen.silence_seconds - UNACKED_BEFORE_SECONDS),
         )
         self.me = self._transport.me
         is_lent = 0 < rules.core <= me.seat

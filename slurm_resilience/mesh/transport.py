@@ -26,6 +26,7 @@ from slurm_resilience.errors import AuthError, WireError
 from slurm_resilience.mesh import messages
 from slurm_resilience.mesh.connection import (
     HANDSHAKE_SECONDS,
+    UNACKED_SECONDS,
     ContactLost,
     OtherRelease,
     PeerConnection,
@@ -49,11 +50,13 @@ TEND_SECONDS = 0.5
 """Between two looks for handshakes that take too long."""
 
 
-class _HandshakeLimits(NamedTuple):
+class _Limits(NamedTuple):
     strangers: int
     """Accepted connections that may be unproven at a time."""
     seconds: float
     """After which an unproven connection is closed."""
+    unacked: float
+    """Seconds without an acknowledgement after which a connection is lost."""
 
 
 class TransportOwner(Protocol):
@@ -134,6 +137,7 @@ class Transport:
         listen: bool = True,
         strangers: int = STRANGERS,
         handshake_seconds: float = HANDSHAKE_SECONDS,
+        unacked_seconds: float = UNACKED_SECONDS,
     ) -> None:
         """
         Args:
@@ -143,6 +147,7 @@ class Transport:
             listen: others may dial this process.
             strangers: accepted connections that may be unproven at a time.
             handshake_seconds: after which an unproven connection is closed.
+            unacked_seconds: after which a connection whose data is not acknowledged is lost.
 
         Raises:
             OSError: the port cannot be listened on.
@@ -153,7 +158,7 @@ class Transport:
         self._owner = owner
         self._secrets: tuple[bytes, ...] = (secret,)
         """The newest first."""
-        self._limits = _HandshakeLimits(strangers, handshake_seconds)
+        self._limits = _Limits(strangers, handshake_seconds, unacked_seconds)
         self._names: Counter[str] = Counter()
         """Connections to each peer, proven or not."""
         self._dials = DialBook()
@@ -401,6 +406,7 @@ class Transport:
         self._is_unsettled = True
         self._names[connection.name] += 1
         connection.watched = events
+        connection.wait_for_acknowledgements(self._limits.unacked)
         self._selector.register(connection, events, lambda e: self._serve_one(connection, e))
 
     def _is_known(self, address: DialAddress) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import socket
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -219,6 +220,23 @@ def test_a_world_that_is_over_elsewhere_is_told_once(tmp_path: Path) -> None:
             world.ready()
         await launchers.all_told("begun", 2)
         assert launchers.told[0].count("over") == 1
+
+    run(story, tmp_path, 2)
+
+
+def test_launchers_outlast_a_cut_of_some_seconds(tmp_path: Path) -> None:
+    """It ended the attempt after 4 s, whose ranks had outlasted it."""
+
+    async def story(launchers: Launchers) -> None:
+        for seat in (0, 1):
+            launchers.start(seat)
+        await launchers.all_told("begun")
+        for world in launchers.worlds.values():
+            limits = [
+                connection.sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT)
+                for connection in world._mesh._transport.connections.values()
+            ]
+            assert limits == [29_000]
 
     run(story, tmp_path, 2)
 

@@ -136,6 +136,19 @@ class GroupRestart:
         if self.world is not None and self.stage is AttemptStage.RUNNING and self.is_lost(()):
             self.world.over(reason)
 
+    def warn(self, reason: str) -> bool:
+        """Note that a rank here says that it fails, and tell the other nodes.
+
+        Returns:
+            Whether a rank of another node had said so before: this one follows it, perhaps.
+        """
+        if self.world is None or self.stage is not AttemptStage.RUNNING:
+            return False
+        follows = self.world.is_warned
+        if not follows:
+            self.world.warn(reason)
+        return follows
+
     def is_next(self) -> bool:
         """Note that no rank is left here. Returns whether the next attempt may begin at once."""
         if self.world is None:

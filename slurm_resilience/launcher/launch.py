@@ -22,7 +22,7 @@ from slurm_resilience.clock import SYSTEM_CLOCK
 from slurm_resilience.errors import SresError
 from slurm_resilience.launcher import batch_directory, exit_codes, flags
 from slurm_resilience.launcher.control_socket import ControlSocket
-from slurm_resilience.launcher.group_restart import GroupRestart, ProgramKind
+from slurm_resilience.launcher.group_restart import AttemptStage, GroupRestart, ProgramKind
 from slurm_resilience.launcher.launch_spec import LaunchSpec
 from slurm_resilience.launcher.launcher_ending import LauncherEnding
 from slurm_resilience.launcher.launcher_world import LauncherWorld, WorldNews
@@ -49,6 +49,8 @@ _REFUSED_SECONDS = 60.0
 _FAILING_SECONDS = 1.0
 """After a rank has said that it fails, until the other nodes are told, unless it has ended. Where
 one of theirs was killed, that is known sooner, and is the cause."""
+_FOLLOWED_SECONDS = 2 * _FAILING_SECONDS
+"""For the word of another node that a rank which ended here has followed one there."""
 _LOOK_SECONDS, _MAX_LOOK_SECONDS = 1.0, 30.0
 """Between two looks whether the ranks are in a process group, twice as long each time."""
 _ABORTED = 128 + signal.SIGABRT
@@ -172,6 +174,7 @@ class Launcher:
             seat.fails(str(word["place"]), str(word["error"]))
             if word.get("group"):
                 self._group.grouped()
+            seat.follows = self._group.warn(f"rank {seat.number}: {seat.error or seat.place}")
             self._loop.call_later(_FAILING_SECONDS, self._fails_slowly, seat, process)
             # Its exit may wait for a thread that never ends; its seat must not.
             self._loop.call_later(self._job.grace.failed, self._end_stuck, seat, process)
@@ -304,11 +307,25 @@ class Launcher:
             environment["MASTER_ADDR"] = self._group.world.moved_master
         return ProcessSpec(self._job.kind, self._job.argv, environment, stdout, stderr)
 
-    def _vacated(self, seat: Seat, end: ProcessEnd, pause: float = 0.0) -> None:
-        """Decide what follows when a process left a seat."""
+    def _vacated(
+        self, seat: Seat, end: ProcessEnd, pause: float = 0.0, *, has_waited: bool = False
+    ) -> None:
+        """Decide what follows when a process left a seat.
+
+        Args:
+            seat: now empty.
+            end: of the process.
+            pause: seconds until the next try, where the system refused a process.
+            has_waited: no other node has ended the attempt meanwhile.
+        """
         failed = end.code != exit_codes.DONE and not pause
         as_group = failed and self._group.is_lost(self._sitting())
         cause = self._first_to_fail(seat) if as_group else seat
+        if as_group and cause.follows and self._ending.goes_on and not has_waited:
+            # The other node tells soon: it waits for its rank's end, and for no longer than here.
+            seat.ends.pop()
+            self._loop.call_later(_FOLLOWED_SECONDS, self._followed_none, seat, end)
+            return
         if cause is not seat:
             end = seat.blame(cause)
         decision = judge(self._ends_of_all() if as_group else tuple(seat.ends), self._job.rules)
@@ -335,6 +352,12 @@ class Launcher:
             self._give_up(cause, end, decision)
         self._ending.last_codes.append(end.code)
         self._look_for_the_end()
+
+    def _followed_none(self, seat: Seat, end: ProcessEnd) -> None:
+        """Judge an end for which no other node has ended the attempt, as it was about to."""
+        if self._group.stage is AttemptStage.RUNNING and seat.process is None:
+            seat.ends.append(end)
+            self._vacated(seat, end, has_waited=True)
 
     def _first_to_fail(self, seat: Seat) -> Seat:
         """Return the seat whose failure the others followed: its process may take longer to end.

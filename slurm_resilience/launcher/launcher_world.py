@@ -31,6 +31,8 @@ _SPARE_SECONDS = 60.0
 """Added to the time in which a node has to end its ranks."""
 _TOLD_SECONDS = 10.0
 """In which each launcher of a new world has told how many ranks its node has."""
+_FAILS = "fails."
+"""Begins the name of a key by which a launcher warns the others."""
 _SILENCE_SECONDS = 30.0
 """Without a word after which a node is taken for lost. A closed connection is known at once."""
 
@@ -122,6 +124,20 @@ class LauncherWorld:
         view = self._view
         if view is not None:
             self._mesh.over(GenerationEnd(view.generation, reason, self._me.id))
+
+    def warn(self, reason: str) -> None:
+        """Tell the other launchers that a rank here says that it fails: what fails on their nodes
+        from now on may follow it."""
+        view = self._view
+        if view is not None:
+            self._mesh.put(view.generation, f"{_FAILS}{self._me.seat}", reason.encode())
+
+    @property
+    def is_warned(self) -> bool:
+        """True: a rank of another node has said in this attempt that it fails."""
+        known = () if self._view is None else self._mesh.known(self._view.generation)
+        others = {key for key in known if key.startswith(_FAILS)} - {f"{_FAILS}{self._me.seat}"}
+        return bool(others)
 
     def ready(self) -> None:
         """Say that no rank of the old attempt lives here."""

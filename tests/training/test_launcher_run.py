@@ -740,6 +740,31 @@ raise ConnectionError("closed by peer")
     assert two.err.count("all ranks are started again") == 3, two.err
 
 
+def test_a_rank_that_follows_one_of_another_node_at_once_is_not_the_cause(two: Nodes) -> None:
+    """It ended first, within the second that the first one takes: its node told of it."""
+    two.script.write_text("""
+import atexit, os, sys, time
+from pathlib import Path
+mark = Path(sys.argv[1]) / f"raised.{os.environ['TORCHELASTIC_RESTART_COUNT']}"
+if os.environ["RANK"] == "0":
+    # The last one is called first, when the launcher has been told.
+    atexit.register(time.sleep, 4)
+    atexit.register(mark.touch)
+    raise AssertionError("bug")
+while not mark.exists():
+    time.sleep(0.01)
+if os.environ["RANK"] == "1":
+    time.sleep(600)
+time.sleep(0.1)
+raise ConnectionError("closed by peer")
+""")
+    launchers = [two.start(0), two.start(1)]
+    assert [launcher.wait(60) for launcher in launchers] == [1, 1], two.err
+    assert two.err.count("on another node: rank 0: AssertionError: bug") == 2, two.err
+    assert "on another node: rank 2" not in two.err, two.err
+    assert two.err.count("error: the training ends: rank 0") == 2, two.err
+
+
 def test_a_node_that_is_done_starts_again_with_the_others(two: Nodes) -> None:
     """As under torchrun: no node is done before all are."""
     launchers = [two.start(0), two.start(1)]

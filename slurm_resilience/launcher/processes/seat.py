@@ -45,6 +45,8 @@ class Seat:
         self.place = self.error = self.evicted = ""
         self.told_at = math.inf
         """When its process said that it fails; infinite: it did not."""
+        self.follows = False
+        """A rank of another node had failed before its process said that it fails."""
         self.stage = TrainingStage.BEFORE
         self.logs: Path | None = None
 
@@ -54,6 +56,7 @@ class Seat:
         self.refused_since = None
         self.place = self.error = self.evicted = ""
         self.told_at = math.inf
+        self.follows = False
         self.stage = TrainingStage.BEFORE
 
     def fails(self, place: str, error: str) -> None:

@@ -24,6 +24,8 @@ from slurm_resilience.launcher.flags import MasterAddress, addresses, secret
 from slurm_resilience.launcher.node_rank import NodeRank, own_run
 from slurm_resilience.mesh.model import Peer
 from slurm_resilience.mesh.rendezvous import (
+    LAUNCHERS,
+    RESTARTS,
     SharedDirectory,
     TrainingOutcome,
     next_training,
@@ -219,13 +221,16 @@ def _directory(environment: Mapping[str, str], here: NodeRank, endpoint: str | N
 
 
 def _refuse_complete(directory: Path) -> None:
-    """Else the ranks would take themselves for late ones, and end as if they had trained."""
-    ended = _outcome(directory / "mesh")
-    if ended is not None and ended.code == exit_codes.DONE:
-        raise UsageError(
-            f"{directory}: a training that met here is complete (step {ended.step}): give this "
-            "one a new --rdzv-id, or remove the directory"
-        )
+    """Else the ranks, or the launchers of a plain program, would take themselves for late ones, and
+    end as if they had trained."""
+    for name in ("mesh", LAUNCHERS, RESTARTS):
+        ended = _outcome(directory / name)
+        if ended is not None and ended.code == exit_codes.DONE:
+            step = f" (step {ended.step})" if ended.step >= 0 else ""
+            raise UsageError(
+                f"{directory}: a training that met here is complete{step}: give this one a new "
+                "--rdzv-id, or remove the directory"
+            )
 
 
 def _refuse_running(meet: Path, seats: range, world: int) -> None:

@@ -33,7 +33,7 @@ from slurm_resilience.launcher.restart_policy import RestartRules
 from slurm_resilience.launcher.warm_policy import WarmPlan, plan_warm
 from slurm_resilience.mesh.own_address import own_address
 from slurm_resilience.mesh.rank_variables import LENT
-from slurm_resilience.mesh.rendezvous import HOLD, LAUNCHERS, note_passed
+from slurm_resilience.mesh.rendezvous import HOLD, LAUNCHERS, RESTARTS, note_passed
 
 _TORCH = (
     "torch",
@@ -170,7 +170,7 @@ def _restart(
     meet = None
     if meets and rendezvous.directory:
         # The supervisor watches the launchers of plain programs, and brings a lost one back.
-        meet = rendezvous.directory / (LAUNCHERS if plain else "restarts")
+        meet = rendezvous.directory / (LAUNCHERS if plain else RESTARTS)
     master = {} if node.master is None else {"MASTER_ADDR": node.master[0]}
     return RestartSpec(
         scope,

@@ -80,6 +80,8 @@ class Rendezvous(Protocol):
 
 LAUNCHERS = "launchers"
 """The directory, beside that of the ranks, in which the launchers of a plain program meet."""
+RESTARTS = "restarts"
+"""The same for other programs whose ranks are started again together."""
 STATE = ".state"
 """Ends the name of a file beside an entry: its process, on a lent node, has the model's state."""
 RECENT_SECONDS = 180.0

@@ -50,7 +50,7 @@ from slurm_resilience.launcher.rendezvous_directory import (
 )
 from slurm_resilience.launcher.restart_policy import ProcessEnd, RestartRules, judge
 from slurm_resilience.mesh.model import Peer
-from slurm_resilience.mesh.rendezvous import SharedDirectory, note_passed
+from slurm_resilience.mesh.rendezvous import LAUNCHERS, RESTARTS, SharedDirectory, note_passed
 
 STEP = {
     "SLURM_JOB_ID": "7",
@@ -192,6 +192,15 @@ class TestMeeting:
             with pytest.raises(UsageError, match=r"complete \(step 7\): .* --rdzv-id"):
                 choose(*given)
             choose({"SLURM_JOB_ID": "3"}, *given[1:])
+
+    @pytest.mark.parametrize("place", [LAUNCHERS, RESTARTS])
+    def test_a_plain_program_that_is_complete_is_not_met_again(
+        self, tmp_path: Path, place: str
+    ) -> None:
+        """Its launchers took themselves for late ones: none trained, and all ended with 0."""
+        SharedDirectory(tmp_path / "run" / "job" / place).outcome(0, -1, "")
+        with pytest.raises(UsageError, match=r"is complete: give this one a new --rdzv-id"):
+            choose({}, here("2", 1, "job"), 2, tmp_path, "dir", str(tmp_path))
 
     def test_a_step_does_several_trainings_one_after_the_other(self, tmp_path: Path) -> None:
         """The second one must not take itself for a late part of the first, which is complete."""

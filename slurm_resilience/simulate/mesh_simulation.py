@@ -282,7 +282,7 @@ class MeshRun:
         if name in self.processes or (self._loans is not None and not self._loans.has(seat)):
             return
         where = self._nodes.of(seat, node)
-        peer = Peer(name, seat, incarnation, node=where, host="h", port=seat + 1)
+        peer = Peer(name, seat, incarnation, where, "", "h", seat + 1, seats=self.seats)
         timing = choose_timing(self._nodes.seed)
         last_step = self.end.last_step
         process = SimProcess(peer, self.rules, self, last_step, timing, self.speakers)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import resource
 import shlex
 import shutil
 import sys
@@ -56,6 +58,9 @@ _WARM = (
 )
 """The same with the library's own."""
 
+_FILES, _FILES_A_RANK, _FILES_A_TEED_RANK = 10, 2, 4
+"""Open files of a launcher: for itself and the start of a process, and for each rank."""
+
 _GPU_DEVICES = ("/dev/nvidiactl", "/dev/kfd", "/dev/dri/renderD128")
 
 
@@ -87,6 +92,7 @@ def start(given: Mapping[str, Any], environment: dict[str, str]) -> int:
     redirects = flags.streams("--redirects", given["redirects"], ranks)
     tees = flags.streams("--tee", given["tee"], ranks)
     shown = flags.ranks_filter(given["local_ranks_filter"], ranks)
+    _check_files(_FILES + (_FILES_A_TEED_RANK if any(tees) else _FILES_A_RANK) * ranks)
     private = rendezvous_directory.private_directory()
     guard = Reaper(private)
     try:
@@ -149,6 +155,24 @@ def start(given: Mapping[str, Any], environment: dict[str, str]) -> int:
     finally:
         rendezvous_directory.remove(private)
         guard.close()
+
+
+def _check_files(number: int) -> None:
+    """Refuse a limit of open files with which not all ranks could be started.
+
+    Raises:
+        UsageError: so many cannot be opened.
+    """
+    with contextlib.ExitStack() as opened:
+        try:
+            for _ in range(number):
+                opened.callback(os.close, os.open(os.devnull, os.O_RDONLY))
+        except OSError as error:
+            limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+            raise UsageError(
+                f"{error.strerror}: the limit is {limit} (ulimit -n), and the launcher opens "
+                f"{number} more for its ranks: raise it, to 1024 for example"
+            ) from None
 
 
 def _restart(

@@ -598,6 +598,20 @@ def test_wrong_words_are_one_line(
     assert word in line
 
 
+def test_too_few_open_files_are_one_line() -> None:
+    """`ulimit -n 8` gave a traceback; with 16, one rank waited until another one had ended."""
+    code = "import resource, sys; from slurm_resilience.launcher.main import main; "
+    code += "resource.setrlimit(resource.RLIMIT_NOFILE, (int(sys.argv[1]),) * 2); "
+    code += "sys.exit(main(['--nproc=2', '--no-python', 'true']))"
+    for limit, expected in (("8", 2), ("16", 2), ("64", 0)):
+        words = [sys.executable, "-c", code, limit]
+        done = subprocess.run(words, capture_output=True, text=True, timeout=60, check=False)
+        assert done.returncode == expected, done.stderr
+        lines = done.stderr.splitlines()
+        assert len(lines) == bool(expected), done.stderr
+        assert not lines or f"Too many open files: the limit is {limit} (ulimit -n)" in lines[0]
+
+
 def test_the_launcher_starts_without_torch() -> None:
     code = "import slurm_resilience.launcher.launch, slurm_resilience.launcher.main, sys; "
     code += "sys.exit('torch' in sys.modules or 'numpy' in sys.modules)"

@@ -201,6 +201,15 @@ class LauncherWorld:
             "all nodes with the same --nproc-per-node"
         )
 
+    def _who_is_missing(self) -> str:
+        _, present, _ = self._mesh.picture()
+        ranks = set(range(self._me.seats)) - {member.peer.seat for member in present}
+        missing = ", ".join(map(str, sorted(ranks))) or "none"
+        return (
+            f"not all of the {self._me.seats} nodes came within {MEET_SECONDS:g} s (missing node "
+            f"ranks: {missing}): start sres-run on each, with the same program"
+        )
+
     def _run(self) -> None:
         phase: Literal["ready", "done"] = "ready"
         try:
@@ -223,10 +232,10 @@ class LauncherWorld:
                     continue
                 self._tell(self._news.on_begin, is_first)
                 phase = self._next_order()
-        except TimeoutError as error:
+        except TimeoutError:
             if phase == "done":
                 self._tell(self._news.on_done)
             else:
-                self._tell(self._news.on_failed, f"the other nodes did not come: {error}", False)
+                self._tell(self._news.on_failed, self._who_is_missing(), False)
         except (Stopped, WireError, SresError) as error:
             self._tell(self._news.on_failed, str(error), bool(self._mesh.evicted))

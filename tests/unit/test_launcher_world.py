@@ -12,6 +12,7 @@ from typing import Any, cast
 
 import pytest
 
+from slurm_resilience.launcher import launcher_world
 from slurm_resilience.launcher.launcher_world import LauncherWorld, WorldNews
 from slurm_resilience.mesh.model import GenerationEnd, Peer
 from slurm_resilience.mesh.observer import Observer, Picture
@@ -282,6 +283,21 @@ def test_nodes_that_were_started_with_other_numbers_end(
         assert outcome(tmp_path) is None
 
     run(story, tmp_path, 2)
+
+
+def test_a_node_that_does_not_come_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It was told of as a rank, by its seat."""
+    monkeypatch.setattr(launcher_world, "MEET_SECONDS", 0.5)
+
+    async def story(launchers: Launchers) -> None:
+        for seat in (0, 2):
+            launchers.start(seat)
+        await launchers.all_told("failed")
+        assert all("missing node ranks: 1, 3)" in text for text in launchers.reasons.values())
+
+    run(story, tmp_path, 4)
 
 
 def test_one_that_comes_later_with_another_number_of_ranks_ends_alone(tmp_path: Path) -> None:

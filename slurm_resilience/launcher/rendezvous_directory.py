@@ -180,6 +180,8 @@ def choose(
     if not {"SRES_TOKEN", "SRES_SEATS_HERE"} & set(environment):
         own = range(here.rank * ranks, (here.rank + 1) * ranks)
         _refuse_running(directory / "mesh", own, ranks * here.nodes.most)
+        for launchers in (LAUNCHERS, RESTARTS):
+            _refuse_running(directory / launchers, range(here.rank, here.rank + 1), here.nodes.most)
     passed: Path | None = None
     if "SLURM_JOB_ID" in environment:  # the name is new for every step
         node = environment.get("SLURMD_NODENAME") or os.uname().nodename
@@ -238,16 +240,18 @@ def _refuse_running(meet: Path, seats: range, world: int) -> None:
     supervisor starts this launcher: it knows what it replaces.
 
     Args:
-        meet: the directory in which the ranks meet.
+        meet: the directory in which the ranks, or the launchers, meet.
         seats: those of this node.
-        world: ranks of all nodes.
+        world: seats of all nodes.
     """
     deadline = SYSTEM_CLOCK.monotonic() + _ENDING_SECONDS
     while living := _living(meet, seats, world):
         if SYSTEM_CLOCK.monotonic() > deadline:
             where = f"process {living.pid} of {living.node or living.host}"
+            is_launcher = meet.name in (LAUNCHERS, RESTARTS)
+            what = "the launcher of its node rank" if is_launcher else "its rank"
             raise UsageError(
-                f"{meet.parent}: a training that meets here is running: {where} is its rank "
+                f"{meet.parent}: a training that meets here is running: {where} is {what} "
                 f"{living.seat}. Give this one a new --rdzv-id, or end that one"
             )
         SYSTEM_CLOCK.wait(threading.Event(), _LOOK_SECONDS)

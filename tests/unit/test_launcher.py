@@ -254,6 +254,23 @@ class TestMeeting:
             choose({"SRES_TOKEN": "7.0.1"}, *given)
         choose({}, *given)
 
+    @pytest.mark.parametrize("name", [LAUNCHERS, RESTARTS])
+    def test_a_running_plain_program_is_not_ended_by_a_second_one(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+    ) -> None:
+        """The second one's launchers took the node ranks, and the first one's ended."""
+        monkeypatch.setattr(rendezvous_directory, "_ENDING_SECONDS", 0.0)
+        place = SharedDirectory(tmp_path / "run/job" / name)
+        given: Any = (here("2", 1, "job"), 2, tmp_path, "dir", str(tmp_path))
+        with socket.create_server(("127.0.0.1", 0)) as ear:
+            port = ear.getsockname()[1]
+            place.enter(Peer("a", 1, node="n9", host="127.0.0.1", port=port, pid=12))
+            with pytest.raises(UsageError, match=r"n9 is the launcher of its node rank 1\. .*-id"):
+                choose({}, *given)
+            choose({}, here("2", 0, "job"), *given[1:])
+            choose({"SRES_TOKEN": "7.0.1"}, *given)
+        choose({}, *given)
+
     def test_peers_have_a_port_for_each_seat(self, tmp_path: Path) -> None:
         given = {"SRES_SECRET": SECRET}
         found = choose(given, here("2"), 2, tmp_path, "peers", "n1:100,n2")

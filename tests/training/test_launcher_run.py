@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -716,6 +717,10 @@ def test_a_node_that_gives_up_ends_all(two: Nodes) -> None:
     assert "the training ends: rank 2: SIGKILL" in two.err
 
 
+BLAMED = re.compile(r"on another node: rank 0: (exit code 1: )?AssertionError: bug")
+"""With its exit code where the launchers met only after it had failed, on a busy machine."""
+
+
 def test_the_first_node_that_fails_is_the_cause(two: Nodes) -> None:
     """Another node's rank failed for it and ended sooner: its error was taken for the cause, and
     for a bug when it came again."""
@@ -723,6 +728,10 @@ def test_the_first_node_that_fails_is_the_cause(two: Nodes) -> None:
 import atexit, os, sys, time
 from pathlib import Path
 mark = Path(sys.argv[1]) / f"raised.{os.environ['TORCHELASTIC_RESTART_COUNT']}"
+entries = Path(sys.argv[1]) / "shared/run/none/restarts/peers"
+while len(list(entries.glob("*.json"))) < 2:
+    time.sleep(0.01)
+time.sleep(1)  # the launchers have met
 if os.environ["RANK"] == "0":
     # The last one is called first, when the launcher has been told.
     atexit.register(time.sleep, 4)
@@ -735,7 +744,7 @@ raise ConnectionError("closed by peer")
 """)
     launchers = [two.start(0), two.start(1)]
     assert [launcher.wait(60) for launcher in launchers] == [1, 1], two.err
-    assert two.err.count("on another node: rank 0: AssertionError: bug") == 2
+    assert len(BLAMED.findall(two.err)) == 2, two.err
     assert two.err.count("error: the training ends: rank 0") == 2
     assert two.err.count("all ranks are started again") == 3, two.err
 
@@ -746,6 +755,10 @@ def test_a_rank_that_follows_one_of_another_node_at_once_is_not_the_cause(two: N
 import atexit, os, sys, time
 from pathlib import Path
 mark = Path(sys.argv[1]) / f"raised.{os.environ['TORCHELASTIC_RESTART_COUNT']}"
+entries = Path(sys.argv[1]) / "shared/run/none/restarts/peers"
+while len(list(entries.glob("*.json"))) < 2:
+    time.sleep(0.01)
+time.sleep(1)  # the launchers have met
 if os.environ["RANK"] == "0":
     # The last one is called first, when the launcher has been told.
     atexit.register(time.sleep, 4)
@@ -760,7 +773,7 @@ raise ConnectionError("closed by peer")
 """)
     launchers = [two.start(0), two.start(1)]
     assert [launcher.wait(60) for launcher in launchers] == [1, 1], two.err
-    assert two.err.count("on another node: rank 0: AssertionError: bug") == 2, two.err
+    assert len(BLAMED.findall(two.err)) == 2, two.err
     assert "on another node: rank 2" not in two.err, two.err
     assert two.err.count("error: the training ends: rank 0") == 2, two.err
 

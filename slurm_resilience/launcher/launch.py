@@ -496,7 +496,7 @@ class Launcher:
             node=node.name,
             host=spec.host,
             pid=os.getpid(),
-            seats=node.here.nodes.most,
+            seats=node.all_nodes,
         )
         news = WorldNews(self._begun, self._over_elsewhere, self._finish, self._no_more)
         place = SharedDirectory(spec.meet, self._job.rendezvous.secret)

@@ -20,7 +20,11 @@ from slurm_resilience.launcher import exit_codes, flags, launch, rendezvous_dire
 from slurm_resilience.launcher.group_restart import RestartSpec, free_port
 from slurm_resilience.launcher.launch_spec import GracePeriods, LaunchSpec
 from slurm_resilience.launcher.node_rank import find_node_rank
-from slurm_resilience.launcher.processes.child_environment import NodeSeats, without_outer_rank
+from slurm_resilience.launcher.processes.child_environment import (
+    NodeSeats,
+    nodes_told,
+    without_outer_rank,
+)
 from slurm_resilience.launcher.processes.output import Streams
 from slurm_resilience.launcher.processes.reaper import Reaper
 from slurm_resilience.launcher.processes.warm_interpreter import (
@@ -120,6 +124,7 @@ def start(given: Mapping[str, Any], environment: dict[str, str]) -> int:
             replacements=given["max_restarts"],
             master=_master(given, environment, rendezvous.first, here.alone),
             virtual=given["virtual_local_rank"],
+            nodes_told=nodes_told(environment, ranks),
         )
         limit = given["shutdown_timeout"]
         held = environment.get(HOLD)

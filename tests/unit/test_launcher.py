@@ -38,6 +38,7 @@ from slurm_resilience.launcher.node_rank import NodeRank, find_node_rank
 from slurm_resilience.launcher.processes.child_environment import (
     NodeSeats,
     common,
+    nodes_told,
     of_rank,
     without_outer_rank,
 )
@@ -566,6 +567,25 @@ class TestVerdict:
         assert found.reason
         assert (found.do == "done") == (ends[-1].code == 0)
         assert found.do != "end" or found.code != 0
+
+
+@pytest.mark.parametrize(
+    ("told", "nodes"),
+    [
+        ({"SRES_TOKEN": "7.1", "SRES_SEATS": "16"}, 4),
+        ({"SRES_TOKEN": "7.1", "SRES_SEATS": "4", "SRES_SEATS_HERE": "2"}, 4),  # launchers' seats
+        ({"SRES_TOKEN": "7.1"}, 3),
+        ({"SRES_SEATS": "16"}, 3),
+    ],
+)
+def test_a_launcher_that_joins_has_the_size_of_the_training(
+    told: dict[str, str], nodes: int
+) -> None:
+    """A script counts the nodes of the job as it is now, with one that was lost or exchanged: the
+    others would not take its ranks in."""
+    node = NodeSeats(here("3"), 4, "dir:/m", "n1", nodes_told=nodes_told(told, 4))
+    assert node.all_nodes == nodes
+    assert of_rank({}, node, 0, 1)["SRES_SEATS"] == str(4 * nodes)
 
 
 def test_codes_in_words() -> None:

@@ -28,6 +28,14 @@ class NodeSeats(msgspec.Struct, frozen=True):
     """MASTER_ADDR and MASTER_PORT, for scripts that make their first group themselves."""
     virtual: bool = False
     """torchrun's --virtual-local-rank: each rank sees its own GPU only, as number 0."""
+    nodes_told: int = 0
+    """Nodes of the whole training, by a supervisor's word; 0: it said nothing."""
+
+    @property
+    def all_nodes(self) -> int:
+        """The nodes by which a world's size is told: a script may count those of its own step, or
+        of a job that has changed since."""
+        return self.nodes_told or self.here.nodes.most
 
     @property
     def seats(self) -> int:
@@ -56,6 +64,21 @@ def common(environment: Mapping[str, str], node: NodeSeats) -> dict[str, str]:
     return result
 
 
+def nodes_told(environment: Mapping[str, str], ranks: int) -> int:
+    """Return the nodes of the training that a step joins, as the supervisor tells it; 0: this is no
+    such step.
+
+    Args:
+        environment: the launcher's.
+        ranks: on each node.
+    """
+    seats = environment.get("SRES_SEATS", "") if "SRES_TOKEN" in environment else ""
+    if not seats.isdecimal():
+        return 0
+    # It names seats where a task has one: those of launchers, or of single ranks.
+    return int(seats) if "SRES_SEATS_HERE" in environment else int(seats) // ranks
+
+
 def of_rank(
     environment: Mapping[str, str], node: NodeSeats, local: int, incarnation: int
 ) -> dict[str, str]:
@@ -70,7 +93,7 @@ def of_rank(
     seat, seats, nodes = node.seat(local), node.seats, node.here.nodes
     result = common(environment, node) | {
         "SRES_SEAT": str(seat),
-        "SRES_SEATS": str(seats),
+        "SRES_SEATS": str(node.ranks * node.all_nodes),
         "SRES_INCARNATION": str(incarnation),
         "SRES_MEET": node.meet,
         "SRES_NODE": node.name,

@@ -33,6 +33,8 @@ ALL_ASKED_SECONDS = 5.0
 """Slurm's SIGTERM comes to all nodes within so long."""
 STEP_SECONDS = 60.0
 """A step that is not over by then may hang. KillWait is 30 s by default."""
+BETWEEN_SECONDS = 3.0
+"""Where no next world comes for so long, ranks are missing, or are ended because one has failed."""
 LOOK_SECONDS = 0.05
 
 
@@ -80,13 +82,15 @@ class LastSave:
         Tell whether it is: not where another rank was not asked, or no step is finished."""
         last = SYSTEM_CLOCK.monotonic() + STEP_SECONDS
         told, alone_at, planned = 0, 0.0, 0
+        seen = SYSTEM_CLOCK.monotonic()
         while not self._begun.wait(LOOK_SECONDS):
             now, found = SYSTEM_CLOCK.monotonic(), world()
-            if found is None or now > last:
+            if found is None or now > min(last, seen + BETWEEN_SECONDS):
                 return False
             mesh, view = found
             if view is None:
                 continue
+            seen = now
             if view.generation != told:
                 told, alone_at = view.generation, now + ALL_ASKED_SECONDS
                 mesh.put(view.generation, f"{ASKED}{mesh.me.seat}", b"1")

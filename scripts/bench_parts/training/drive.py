@@ -95,10 +95,11 @@ class Job:
             RunFailed: the run's time is over, or everything it started has ended.
         """
         while True:
+            # Before the look: those that have ended have written all.
+            alive = any(child.poll() is None for child in self._children)
             found = ready(self.ranks())
             if found is not None:
                 return found
-            alive = any(child.poll() is None for child in self._children)
             if not alive or time.monotonic() > self._deadline:
                 why = "its time is over" if alive else "all processes have ended"
                 raise RunFailed(f"no {what}: {why}{self._last_words()}")

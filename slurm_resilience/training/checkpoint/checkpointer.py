@@ -314,16 +314,20 @@ class Checkpointer:
             if isinstance(job, CertifyOrder):
                 self._catalog.certificates.certify(job)
                 continue
-            saved = False
+            saved, failure = False, None
             try:
-                saved = self._do(job)
+                saved, failure = self._do(job)
             finally:
                 self._catalog.certificates.end(job.step, saved=saved)
                 with self._idle:
                     self._open.pop(0)
                     self._idle.notify_all()
+            # Not before: a program that waits for this save would not leave its world for so long.
+            if failure is not None:
+                self._tell_failed(job, failure)
 
-    def _do(self, job: writing.SaveJob) -> bool:
+    def _do(self, job: writing.SaveJob) -> tuple[bool, BaseException | None]:
+        """Return whether a save went well, and what it failed by, if that is to be told."""
         counts, began = self.counts, time.perf_counter()
         counts.skipped_in = None
         try:
@@ -333,31 +337,21 @@ class Checkpointer:
             counts.skipped_in = job.group
             if writing.leads(job):
                 log.warning("checkpoint of step %d is skipped: %s", job.step, reason)
-            return False
+            return False, None
         except writing.Fenced:
             counts.failed += 1
             counts.error = "a later attempt has begun"
             if writing.leads(job):
                 log.error("checkpoint of step %d is refused: a later attempt has begun", job.step)
-            return False
+            return False, None
         except BaseException as error:  # torch reports a failed rank by a BaseException
             counts.failed += 1
             counts.error = one_line(error)
-            if job.parted(PARTED_SECONDS):
-                log.debug("checkpoint of step %d is broken off: %s", job.step, counts.error)
-                return False
+            if job.broken_off.is_set():  # the copies are those of the next save already
+                return False, None
             self._stage.forget()
             counts.in_a_row += 1
-            # All have agreed on what a part failed by; a connection is lost to each by itself.
-            is_agreed = isinstance(error, PartFailed | CheckpointException)
-            if writing.leads(job) or not is_agreed:
-                log.error(
-                    "checkpoint of step %d failed, training goes on without it (%d in a row): %s",
-                    job.step,
-                    counts.in_a_row,
-                    counts.error,
-                )
-            return False
+            return False, error
         if job.planner is not None:
             self._stage.learn(job.planner)
         counts.saved += 1
@@ -366,7 +360,24 @@ class Checkpointer:
         counts.writing_s = time.perf_counter() - began
         if writing.leads(job):
             self._announce(job.step)
-        return True
+        return True, None
+
+    def _tell_failed(self, job: writing.SaveJob, error: BaseException) -> None:
+        """Tell of a save that failed, unless the end of its world broke it off."""
+        counts, text = self.counts, one_line(error)
+        if job.parted(PARTED_SECONDS):
+            counts.in_a_row -= 1
+            log.debug("checkpoint of step %d is broken off: %s", job.step, text)
+            return
+        # All have agreed on what a part failed by; a connection is lost to each by itself.
+        is_agreed = isinstance(error, PartFailed | CheckpointException)
+        if writing.leads(job) or not is_agreed:
+            log.error(
+                "checkpoint of step %d failed, training goes on without it (%d in a row): %s",
+                job.step,
+                counts.in_a_row,
+                text,
+            )
 
     def _announce(self, step: int) -> None:
         log.info(

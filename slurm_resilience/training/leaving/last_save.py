@@ -34,7 +34,7 @@ ALL_ASKED_SECONDS = 5.0
 STEP_SECONDS = 60.0
 """A step that is not over by then may hang. KillWait is 30 s by default."""
 BETWEEN_SECONDS = 3.0
-"""Where no next world comes for so long, ranks are missing, or are ended because one has failed."""
+"""Without a next world for so long, ranks are missing, or are ended because one has failed."""
 LOOK_SECONDS = 0.05
 
 

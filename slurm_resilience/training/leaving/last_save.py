@@ -70,8 +70,12 @@ class LastSave:
             if self.is_asked:  # Slurm's own signal, and the one that the launcher passes on
                 return
             self.is_asked = True
-            if not self._comes_to_save(world, plan):
-                term_signal.end()
+            comes = False
+            try:
+                comes = self._comes_to_save(world, plan)
+            finally:  # of an error, too: no process stays deaf to SIGTERM
+                if not comes:
+                    term_signal.end()
 
         TermSignal().listen(asked)
 

@@ -327,7 +327,7 @@ class Checkpointer:
                 self._tell_failed(job, failure)
 
     def _do(self, job: writing.SaveJob) -> tuple[bool, BaseException | None]:
-        """Return whether a save went well, and what it failed by, if that is to be told."""
+        """Return whether a save went well, and what it failed by, if that is still to be told."""
         counts, began = self.counts, time.perf_counter()
         counts.skipped_in = None
         try:
@@ -351,6 +351,9 @@ class Checkpointer:
                 return False, None
             self._stage.forget()
             counts.in_a_row += 1
+            if job.group is None:  # no world whose end could have broken it off
+                self._tell_failed(job, error)
+                return False, None
             return False, error
         if job.planner is not None:
             self._stage.learn(job.planner)

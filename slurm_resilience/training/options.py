@@ -24,6 +24,11 @@ SECONDS = (
 )
 OPTIONAL = ("min_world", "digest_every", "shortage_patience")
 """Options that may be None."""
+KEEPER_WORDS = (
+    *("due", "missing", "save", "wait", "break_off", "close"),
+    *("latest", "readable", "load"),
+)
+"""Names that a checkpointer has."""
 CALLED = ("health_check", "abort", "finalize", "on_resize", "on_event")
 
 
@@ -93,9 +98,7 @@ class Options:
         if not isinstance(self.stacks, (str, os.PathLike)):
             raise _wrong("stacks", self.stacks, "a directory, or empty")
         keeper = self.checkpointer
-        if keeper is not None and not all(
-            hasattr(keeper, word) for word in ("save", "load", "due")
-        ):
+        if keeper is not None and not all(hasattr(keeper, word) for word in KEEPER_WORDS):
             raise _wrong(
                 "checkpointer", keeper, "a Checkpointer (as Checkpointer(directory, every=100))"
             )

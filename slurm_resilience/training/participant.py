@@ -129,7 +129,7 @@ class Participant:
     def finish(self) -> None:
         """End the training: nothing of it is needed again."""
         self.loaders.close()
-        self.healer.close()
+        self.planned_end.close(self.healer.close)
 
     def check(self) -> None:
         """Leave the block if its world is over.

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import contextlib
+import os
+import signal
+import time
+from collections.abc import Callable, Iterator
 from types import SimpleNamespace
 from typing import Any
 
@@ -12,6 +16,9 @@ pytest.importorskip("torch", reason="torch is not installed")
 
 from slurm_resilience.training.leaving import last_save
 from slurm_resilience.training.leaving.last_save import ASKED_TO_END, LastSave
+
+DEADLINE = 30.0
+"""By then a process has long been ended."""
 
 
 @pytest.fixture(autouse=True)
@@ -88,3 +95,89 @@ def test_a_request_between_two_worlds_is_kept_for_the_next_one() -> None:
     plans: list[str] = []
     assert comes(LastSave(), lambda: next(looks, now[-1]), plans) and plans == [ASKED_TO_END]
     assert new.keys and old.keys
+
+
+def ask() -> None:
+    os.kill(os.getpid(), signal.SIGTERM)
+
+
+def listening(world: Callable[[], Any] = lambda: None) -> LastSave:
+    save = LastSave()
+    save.on_term(world, lambda reason: None)
+    return save
+
+
+def in_child(act: Callable[[Callable[[str], Any]], None]) -> tuple[int, str]:
+    """Act in a process of its own, that SIGTERM may end; return its exit code, negative: of a
+    signal, and what it told."""
+    reader, writer = os.pipe()
+    child = os.fork()
+    if not child:
+        with contextlib.suppress(BaseException):
+            act(lambda text: os.write(writer, f"{text}\n".encode()))
+            os._exit(0)
+        os._exit(9)
+    os.close(writer)
+    with os.fdopen(reader) as told:
+        text = told.read()
+    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), text
+
+
+def test_an_error_in_the_middle_of_a_request_leaves_no_process_deaf() -> None:
+    def act(tell: Callable[[str], Any]) -> None:
+        def world() -> None:
+            tell("looked")
+            raise KeyError("world")
+
+        listening(world)
+        ask()
+        time.sleep(DEADLINE)
+
+    assert in_child(act) == (-signal.SIGTERM, "looked\n")
+
+
+def test_a_request_at_the_end_waits_for_what_is_being_written() -> None:
+    def act(tell: Callable[[str], Any]) -> None:
+        save = listening()
+
+        def write_out() -> None:
+            ask()
+            while not save.is_asked:
+                time.sleep(0.001)
+            tell("written")
+
+        save.close(write_out)
+        tell("over")
+
+    assert in_child(act) == (-signal.SIGTERM, "written\n")
+
+
+def test_sigterm_ends_a_process_after_its_training() -> None:
+    def act(tell: Callable[[str], Any]) -> None:
+        listening().close(lambda: tell("written"))
+        ask()
+        time.sleep(DEADLINE)
+
+    assert in_child(act) == (-signal.SIGTERM, "written\n")
+
+
+def test_a_second_training_of_the_same_process_is_asked_as_well() -> None:
+    def act(tell: Callable[[str], Any]) -> None:
+        listening().close(lambda: None)
+        second = listening(lambda: tell("looked") and None)
+        ask()
+        time.sleep(DEADLINE)
+        second.close(lambda: None)
+
+    assert in_child(act) == (-signal.SIGTERM, "looked\n")
+
+
+def test_a_handler_that_the_program_has_set_meanwhile_stays() -> None:
+    def act(tell: Callable[[str], Any]) -> None:
+        save = listening()
+        signal.signal(signal.SIGTERM, lambda *_: tell("mine"))
+        ask()
+        save.close(lambda: tell("written"))
+        ask()
+
+    assert in_child(act) == (0, "mine\nwritten\nmine\n")

@@ -347,7 +347,7 @@ class Checkpointer:
         except BaseException as error:  # torch reports a failed rank by a BaseException
             counts.failed += 1
             counts.error = one_line(error)
-            if job.broken_off.is_set():  # the copies are those of the next save already
+            if job.broken_off.is_set():  # the next save may have made its copies already
                 return False, None
             self._stage.forget()
             counts.in_a_row += 1
@@ -355,7 +355,7 @@ class Checkpointer:
                 self._tell_failed(job, error)
                 return False, None
             return False, error
-        if job.planner is not None:
+        if job.planner is not None and not job.broken_off.is_set():
             self._stage.learn(job.planner)
         counts.saved += 1
         counts.in_a_row = 0

@@ -24,6 +24,7 @@ class Departure:
         self.reason = ""
         """Empty: this process was not asked to leave."""
         self._told = False
+        self._signal: TermSignal | None = None
 
     def on_term(self, meanwhile: Callable[[], None]) -> None:
         """Take SIGTERM as the request, from now on.
@@ -39,7 +40,14 @@ class Departure:
             self.reason = "SIGTERM: its node is taken back"
             meanwhile()
 
-        TermSignal().listen(ask)
+        self._signal = TermSignal()
+        self._signal.listen(ask)
+
+    def close(self) -> None:
+        """Let SIGTERM end this process again: its training is over."""
+        if self._signal is not None:
+            self._signal.stop()
+            self._signal = None
 
     def wish(self, mesh: Mesh, step: int) -> str:
         """Return why the world is to end, in words; empty: this process was not asked to leave, or

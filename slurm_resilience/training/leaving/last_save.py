@@ -51,6 +51,9 @@ class LastSave:
         self._core = core
         self._save = save
         self._begun = threading.Event()
+        """Set when the last checkpoint is under way: what was asked for comes."""
+        self._is_over = False
+        self._signal: TermSignal | None = None
         self.is_asked = False
 
     def on_term(
@@ -72,12 +75,14 @@ class LastSave:
             self.is_asked = True
             comes = False
             try:
-                comes = self._comes_to_save(world, plan)
-            finally:  # of an error, too: no process stays deaf to SIGTERM
-                if not comes:
-                    term_signal.end()
+                comes = not self._is_over and self._comes_to_save(world, plan)
+            except Exception:
+                log.exception("no last checkpoint is written")
+            if not comes:  # after an error, too: no process stays deaf to SIGTERM
+                term_signal.end()
 
-        TermSignal().listen(asked)
+        self._signal = TermSignal()
+        self._signal.listen(asked)
 
     def _comes_to_save(
         self, world: Callable[[], tuple[Mesh, View | None] | None], plan: Callable[[str], None]
@@ -117,6 +122,24 @@ class LastSave:
         self._save()
         if self.is_asked:
             term_signal.end()
+
+    def close(self, write_out: Callable[[], None]) -> None:
+        """Leave SIGTERM to the program again, at the end of its training; one that comes meanwhile
+        ends this process once its checkpoints are written.
+
+        Args:
+            write_out: waits for them.
+        """
+        self._begun.set()
+        try:
+            write_out()
+        finally:
+            self._is_over = True  # first: the thread looks at both in the other order
+            if self._signal is not None:
+                self._signal.stop()
+                self._signal = None
+            if self.is_asked:
+                term_signal.end()
 
 
 def _silent(mesh: Mesh, view: View, seats: Iterable[int]) -> list[int]:

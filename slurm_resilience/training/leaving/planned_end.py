@@ -7,6 +7,8 @@ the world where it comes to that step, and no work is lost.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from slurm_resilience.mesh.mesh import Mesh
 from slurm_resilience.mesh.model import GenerationEnd
 from slurm_resilience.training.leaving.departure import Departure
@@ -61,3 +63,12 @@ class PlannedEnd:
             text = f"{reason} after step {step}"
             mesh.over(GenerationEnd(generation, text, "", "join", step=step))
         return True
+
+    def close(self, write_out: Callable[[], None]) -> None:
+        """End with the training: SIGTERM is the program's own again.
+
+        Args:
+            write_out: waits for the checkpoints under way.
+        """
+        self.last_save.close(write_out)
+        self.departure.close()

@@ -36,10 +36,21 @@ class TermSignal:
         _listening.append(self)
         threading.Thread(target=self._wait, args=(asked,), name="sres-term", daemon=True).start()
 
+    def stop(self) -> None:
+        """Let SIGTERM end this process again; what came before still calls. From the main thread,
+        once."""
+        if signal.getsignal(signal.SIGTERM) == self._note:
+            signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        before = signal.set_wakeup_fd(-1)
+        if before not in (-1, self._writer.fileno()):
+            signal.set_wakeup_fd(before)
+        _listening.remove(self)
+        self._writer.close()
+
     @property
-    def is_taken(self) -> bool:
-        """True while no handler of the program has taken its place."""
-        return signal.getsignal(signal.SIGTERM) == self._note
+    def _is_the_programs(self) -> bool:
+        """True where a handler of the program's own has taken its place."""
+        return signal.getsignal(signal.SIGTERM) not in (self._note, signal.SIG_DFL)
 
     def _note(self, number: int, _: object) -> None:
         with contextlib.suppress(OSError):
@@ -47,8 +58,9 @@ class TermSignal:
 
     def _wait(self, asked: Callable[[], None]) -> None:
         while numbers := self._reader.recv(64):
-            if signal.SIGTERM in numbers and self.is_taken:
+            if signal.SIGTERM in numbers and not self._is_the_programs:
                 asked()
+        self._reader.close()
 
 
 _listening: list[TermSignal] = []

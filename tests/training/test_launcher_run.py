@@ -720,11 +720,7 @@ def test_a_node_that_gives_up_ends_all(two: Nodes) -> None:
 BLAMED = re.compile(r"on another node: rank 0: (exit code 1: )?AssertionError: bug")
 """With its exit code where the launchers met only after it had failed, on a busy machine."""
 
-
-def test_the_first_node_that_fails_is_the_cause(two: Nodes) -> None:
-    """Another node's rank failed for it and ended sooner: its error was taken for the cause, and
-    for a bug when it came again."""
-    two.script.write_text("""
+FIRST_FAILS = """
 import atexit, os, sys, time
 from pathlib import Path
 mark = Path(sys.argv[1]) / f"raised.{os.environ['TORCHELASTIC_RESTART_COUNT']}"
@@ -739,9 +735,20 @@ if os.environ["RANK"] == "0":
     raise AssertionError("bug")
 while not mark.exists():
     time.sleep(0.01)
+"""
+"""Rank 0 fails, and ends four seconds later; what follows is done by the other ranks meanwhile."""
+
+
+def test_the_first_node_that_fails_is_the_cause(two: Nodes) -> None:
+    """Another node's rank failed for it and ended sooner: its error was taken for the cause, and
+    for a bug when it came again."""
+    two.script.write_text(
+        FIRST_FAILS
+        + """
 time.sleep(2)
 raise ConnectionError("closed by peer")
-""")
+"""
+    )
     launchers = [two.start(0), two.start(1)]
     assert [launcher.wait(60) for launcher in launchers] == [1, 1], two.err
     assert len(BLAMED.findall(two.err)) == 2, two.err
@@ -751,26 +758,15 @@ raise ConnectionError("closed by peer")
 
 def test_a_rank_that_follows_one_of_another_node_at_once_is_not_the_cause(two: Nodes) -> None:
     """It ended first, within the second that the first one takes: its node told of it."""
-    two.script.write_text("""
-import atexit, os, sys, time
-from pathlib import Path
-mark = Path(sys.argv[1]) / f"raised.{os.environ['TORCHELASTIC_RESTART_COUNT']}"
-entries = Path(sys.argv[1]) / "shared/run/none/restarts/peers"
-while len(list(entries.glob("*.json"))) < 2:
-    time.sleep(0.01)
-time.sleep(1)  # the launchers have met
-if os.environ["RANK"] == "0":
-    # The last one is called first, when the launcher has been told.
-    atexit.register(time.sleep, 4)
-    atexit.register(mark.touch)
-    raise AssertionError("bug")
-while not mark.exists():
-    time.sleep(0.01)
+    two.script.write_text(
+        FIRST_FAILS
+        + """
 if os.environ["RANK"] == "1":
     time.sleep(600)
 time.sleep(0.1)
 raise ConnectionError("closed by peer")
-""")
+"""
+    )
     launchers = [two.start(0), two.start(1)]
     assert [launcher.wait(60) for launcher in launchers] == [1, 1], two.err
     assert len(BLAMED.findall(two.err)) == 2, two.err

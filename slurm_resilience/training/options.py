@@ -25,7 +25,7 @@ SECONDS = (
 OPTIONAL = ("min_world", "digest_every", "shortage_patience")
 """Options that may be None."""
 KEEPER_WORDS = (
-    *("due", "missing", "save", "wait", "break_off", "close"),
+    *("due", "missing", "save", "decided", "wait", "break_off", "close"),
     *("latest", "readable", "load"),
 )
 """Names that a checkpointer has."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+from collections.abc import Callable
 
 from torch import nn
 
@@ -375,17 +376,22 @@ class Participant:
     def spent(self) -> None:
         """Note that a loader has no batch left. A checkpoint that was skipped, since the one before
         was still being written, may be the last one that is due: it is made up for here, before the
-        program does anything else with its model."""
+        program does anything else with its model. One that is written meanwhile holds up nothing: a
+        program may open a loader for each epoch."""
         self.updates.spent()
-        if self.healer.keeps_copies and self.write_out():
+        if self.healer.keeps_copies and self._wait_for(self.healer.save_decided):
             self.healer.save_skipped()
 
-    def write_out(self) -> bool:
-        """Wait for the checkpoint under way: it is written by the ranks of this world together.
-        Returns False where the world is over before."""
+    def write_out(self) -> None:
+        """Wait for the checkpoint under way: it is written by the ranks of this world together."""
+        self._wait_for(self.healer.written)
+
+    def _wait_for(self, is_so: Callable[[float], bool]) -> bool:
+        """Wait for what takes up to so many seconds at a time; return False where the world is over
+        before."""
         pause = self.watch.pause() if self.watch is not None else contextlib.nullcontext()
         with pause:
-            while not self.healer.written(WRITING_SECONDS):
+            while not is_so(WRITING_SECONDS):
                 if self.mesh.end is not None or self.mesh.evicted:
                     return False
         return True

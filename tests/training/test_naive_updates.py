@@ -3,6 +3,8 @@ within two steps, without waiting for a fault."""
 
 from __future__ import annotations
 
+import re
+import textwrap
 from pathlib import Path
 
 import pytest
@@ -397,3 +399,27 @@ def test_a_run_ends_with_a_checkpoint_where_the_last_due_one_was_skipped(
     assert keeper.readable() == steps
     keeper.load(steps, {"model": model})
     assert model.weight.any()
+
+
+def test_a_checkpoint_does_not_hold_up_a_loader_for_each_epoch(run: Program) -> None:
+    """The first loader's end waited until what was under way was on the disk."""
+    parts = """
+    import threading
+    from slurm_resilience.training import Checkpointer
+    from slurm_resilience.training.checkpoint import writing
+
+    second, sums = threading.Event(), writing._sums
+
+    def slow(*args):
+        say("written in the second epoch:", second.wait(20))
+        return sums(*args)
+
+    writing._sums = slow
+    keeper = Checkpointer(os.environ["TMPDIR"] + "/kept", every=2)
+    """
+    begin, loop = USUAL.split("for x", 1)
+    loop = textwrap.indent("for x" + loop.replace("steps=4", "name=str(epoch), steps=2"), "    ")
+    body = f"{begin}for epoch in range(2):\n    epoch and second.set()\n{loop}"
+    done = run(body, parts, options="checkpointer=keeper")
+    assert done.returncode == 0, done.stderr[-4000:]
+    assert set(re.findall("epoch: (.*)", done.stdout)) == {"True"}, done.stdout

@@ -57,7 +57,7 @@ def test_a_process_says_what_it_can_read_before_it_joins(monkeypatch: pytest.Mon
     class Disk:
         """In the checkpointer's place."""
 
-        save = load = due = missing = wait = break_off = close = latest = None
+        save = load = due = missing = decided = wait = break_off = close = latest = None
 
         def readable(self) -> int:
             return 8

@@ -14,6 +14,7 @@ from typing import Any
 import torch.distributed as dist
 from torch.distributed.checkpoint.api import CheckpointException
 
+from slurm_resilience.clock import SYSTEM_CLOCK
 from slurm_resilience.errors import CheckpointError, UsageError
 from slurm_resilience.training import thread_ends
 from slurm_resilience.training.checkpoint import loading, state_tree, writing
@@ -148,7 +149,7 @@ class Checkpointer:
             flat = state_tree.take_apart(state, self.per_rank, SaveAgreement(group).rank)
             planner = self._stage.take(flat, group, broken_off)
             self.counts.staging_ms = (time.perf_counter() - began) * 1e3
-        job = writing.SaveJob(step, planner, group, broken_off)
+        job = writing.SaveJob(step, planner, group, broken_off, threading.Event())
         with self._idle:
             self._open.append(job)
             self._catalog.certificates.begin(step)
@@ -182,6 +183,16 @@ class Checkpointer:
                 raise
         with self._idle:
             return self._idle.wait_for(lambda: not self._open, timeout)
+
+    def decided(self, timeout: float) -> bool:
+        """Wait until it is known of each save whether it is written or skipped; False when
+        ``timeout`` seconds were not enough. No rank waits for the writing itself."""
+        with self._idle:
+            under_way = list(self._open)
+        until = SYSTEM_CLOCK.monotonic() + timeout
+        return all(
+            job.decided.wait(max(0.0, until - SYSTEM_CLOCK.monotonic())) for job in under_way
+        )
 
     def close(self, timeout: float | None = 60.0) -> bool:
         """Finish what is under way and end the thread; False when it did not end in time."""
@@ -322,6 +333,7 @@ class Checkpointer:
                 with self._idle:
                     self._open.pop(0)
                     self._idle.notify_all()
+                job.decided.set()
             # Not before: a program that waits for this save would not leave its world for so long.
             if failure is not None:
                 self._tell_failed(job, failure)

@@ -53,6 +53,8 @@ class SaveJob(NamedTuple):
     group: dist.ProcessGroup | None
     broken_off: threading.Event
     """Set when its ranks part."""
+    decided: threading.Event
+    """Set when its ranks have agreed to write it, or it has ended."""
 
     def parted(self, timeout: float) -> bool:
         """Tell whether its ranks part, within so many seconds."""
@@ -118,6 +120,7 @@ def write(job: SaveJob, catalog: CheckpointCatalog, in_flight: set[str]) -> Path
     if job.planner is None or not all(one.ready for one in said):
         busy = [rank for rank, one in enumerate(said) if not one.ready]
         raise Skipped(f"rank {busy[0]} was still writing the one before")
+    job.decided.set()
     name = said[0].name
     in_flight.add(name)
     try:

@@ -444,6 +444,12 @@ class Healer:
         keeper = self._options.checkpointer
         return keeper is None or keeper.wait(timeout)
 
+    def save_decided(self, timeout: float) -> bool:
+        """Tell whether all ranks know, after so many seconds at most, which checkpoints are written
+        and which are skipped."""
+        keeper = self._options.checkpointer
+        return keeper is None or keeper.decided(timeout)
+
     def released(self) -> list[Any]:
         """Return what refers to the group that is being left, and must not be let go of at once."""
         self._left_rng = None

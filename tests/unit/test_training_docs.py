@@ -74,7 +74,10 @@ def test_examples_can_be_read(file: str) -> None:
         compile(example, f"{file}, example {number}", "exec")
 
 
-@pytest.mark.parametrize("file", ["README.md", "docs/training.md", "CONTRIBUTING.md"])
+LINKED = ["README.md", "docs/training.md", "docs/training-rules.md", "CONTRIBUTING.md"]
+
+
+@pytest.mark.parametrize("file", LINKED)
 def test_links_lead_somewhere(file: str) -> None:
     for target in re.findall(r"\]\(([^)#:]+)\)", (ROOT / file).read_text()):
         assert ((ROOT / file).parent / target).exists(), target

@@ -161,17 +161,6 @@ def test_sigterm_ends_a_process_after_its_training() -> None:
     assert in_child(act) == (-signal.SIGTERM, "written\n")
 
 
-def test_a_second_training_of_the_same_process_is_asked_as_well() -> None:
-    def act(tell: Callable[[str], Any]) -> None:
-        listening().close(lambda: None)
-        second = listening(lambda: tell("looked") and None)
-        ask()
-        time.sleep(DEADLINE)
-        second.close(lambda: None)
-
-    assert in_child(act) == (-signal.SIGTERM, "looked\n")
-
-
 def test_a_handler_that_the_program_has_set_meanwhile_stays() -> None:
     def act(tell: Callable[[str], Any]) -> None:
         save = listening()

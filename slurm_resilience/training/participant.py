@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import inspect
 import logging
 from collections.abc import Callable
 
@@ -13,8 +14,10 @@ from slurm_resilience.mesh.mesh import Mesh
 from slurm_resilience.mesh.model import GenerationEnd, PeerStatus, Phase, View
 from slurm_resilience.training import inject
 from slurm_resilience.training.data.gradient_weights import GradientWeights
+from slurm_resilience.training.guards.code.fixed_models import fixed_models
 from slurm_resilience.training.guards.replica_check import Checksums
 from slurm_resilience.training.guards.rule_guards import RuleGuards
+from slurm_resilience.training.guards.untracked_parts import ends_no_training
 from slurm_resilience.training.guards.witness import Correction, ReplicaFault, correction_line
 from slurm_resilience.training.leaving.departure import Departure
 from slurm_resilience.training.leaving.last_save import LastSave
@@ -270,7 +273,10 @@ class Participant:
         words = self.loaders.words()._replace(certified=self.healer.certified_copy + 1)
         sent = self.group.wrappers.sent_buffers
         checksums = Checksums(
-            self.healer.replica_words, lambda: self.healer.buffer_words(sent()), self.healer.modules
+            self.healer.replica_words,
+            lambda: self.healer.buffer_words(sent()),
+            self._fixed_words,
+            self.healer.modules,
         )
         uneven = self.weights.uneven
         fault = replicas.compare(self.group, self.step, words, checksums, uneven=uneven)
@@ -282,6 +288,15 @@ class Participant:
         elif replicas.found_equal(self.step) and view.size >= 2 * view.replica_size:
             witness.agreed(self.step)
             self.healer.certify(witness.certified, leads=self.group.rank == 0)
+
+    def _fixed_words(self) -> dict[str, int]:
+        """Return checksums by name of the program's models that do not train."""
+        tracked = self.healer.tracked
+        if tracked is None or tracked.may_hold_more():
+            return {}
+        with ends_no_training():
+            return fixed_models(inspect.currentframe(), tracked.parameter_ids())
+        return {}
 
     def _correct(self, fault: ReplicaFault, correction: Correction) -> None:
         """Leave the block so that the next world heals what differs. The gradients of this step

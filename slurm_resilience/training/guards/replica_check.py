@@ -64,6 +64,8 @@ class RankWords(NamedTuple):
     """1: this process saw, in an earlier world, that each rank drew random numbers of its own."""
     buffers: int = 0
     """Checksum of the buffers that the last update has left."""
+    fixed: int = 0
+    """Checksum of the models of the program that do not train."""
 
 
 class Checksums(NamedTuple):
@@ -73,6 +75,8 @@ class Checksums(NamedTuple):
     """Checksums of what is equal on all replicas."""
     buffers: Callable[[], Mapping[str, int]]
     """Checksums of buffers, but for those that ranks may have of their own."""
+    fixed: Callable[[], Mapping[str, int]] = dict
+    """Checksums of models that do not train, and are not tracked."""
     modules: Collection[str] = ()
     """Names under which modules are tracked: theirs begin with one, and a dot."""
 
@@ -95,7 +99,7 @@ def differences(rows: Sequence[RankWords], replica_size: int) -> list[RankDiffer
     """
     found = []
     parts = [range(part, len(rows), replica_size) for part in range(replica_size)]
-    for field in ("state", "buffers"):
+    for field in ("state", "buffers", "fixed"):
         if odd := [rank for part in parts for rank in _odd(rows, part, field)]:
             found.append(RankDifference(field, tuple(sorted(odd))))
     everyone = range(len(rows))
@@ -253,10 +257,12 @@ class ReplicaCheck:
         first = self._updates == 1
         names = {} if first else checksums.state()
         buffers = {} if first else checksums.buffers()
+        fixed = checksums.fixed() if first else {}
         every = self._wanted(step, began, self._clock.monotonic() - began)
         words = given._replace(
             state=_sum(names),
             buffers=_sum(buffers),
+            fixed=_sum(fixed),
             every=every,
             random=0 if (drawn := _random_numbers()) == self._random else drawn,
             were_apart=int(self._apart_in < self._worlds),
@@ -278,6 +284,8 @@ class ReplicaCheck:
                 )
             elif one.what == "buffers":
                 self._tell_buffers(group, step, buffers, one.ranks)
+            elif one.what == "fixed":
+                self._tell_fixed(group, fixed, one.ranks)
             else:
                 self._tell(group, _LINES[one.what].format(ranks=_ranks(one.ranks)))
         self._compare_random_numbers(group, rows, uneven=uneven)
@@ -326,6 +334,21 @@ class ReplicaCheck:
             "forward, or an update, computes with them, ranks train different models, and a "
             "replaced one takes those of a peer: make them equal before each s.update() "
             "(all_reduce), or wrap by s.ddp, whose forward sends those of rank 0",
+        )
+
+    def _tell_fixed(
+        self, group: ProcessGroups, names: Mapping[str, int], odd: tuple[int, ...]
+    ) -> None:
+        # One rank may have a model for itself, to evaluate with.
+        usual, differ = _names_that_differ(group, names, odd, in_both=True)
+        if not differ:
+            return
+        self._tell(
+            group,
+            f"models that do not train differ: {_ranks(odd)} from rank {usual} in {_some(differ)}. "
+            "If the loss depends on them, ranks train towards different things, and a replaced one "
+            "builds yet another: load their weights, or seed before they are built; or build them "
+            "in s.once and track them",
         )
 
     def _compare_random_numbers(
@@ -391,10 +414,17 @@ def refuse_other_gradients(group: ProcessGroups, module: nn.Module) -> None:
 
 
 def _names_that_differ(
-    group: ProcessGroups, names: Mapping[str, int], odd: tuple[int, ...]
+    group: ProcessGroups, names: Mapping[str, int], odd: tuple[int, ...], *, in_both: bool = False
 ) -> tuple[int, list[str]]:
     """Return a rank that has what the first odd rank should have, and what any odd rank has
-    otherwise; the first one's come first."""
+    otherwise; the first one's come first.
+
+    Args:
+        group: the world; all ranks come here.
+        names: checksums by name of this rank.
+        odd: ranks that differ.
+        in_both: leave out what one of the two does not have.
+    """
     by_rank: list[Any] = [None] * group.view.size
     dist.all_gather_object(by_rank, dict(names))
     size = group.view.replica_size
@@ -402,7 +432,8 @@ def _names_that_differ(
     for rank in reversed(odd):
         usual = next(r for r in range(rank % size, len(by_rank), size) if r not in odd)
         theirs, others = by_rank[rank], by_rank[usual]
-        mine = [name for name in theirs if theirs[name] != others.get(name)]
+        shared = theirs.keys() & others.keys() if in_both else theirs.keys()
+        mine = [name for name in theirs if name in shared and theirs[name] != others.get(name)]
         differ = dict.fromkeys(mine) | differ
     return usual, list(differ)
 

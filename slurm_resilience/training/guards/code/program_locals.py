@@ -34,6 +34,23 @@ def program_locals(frame: FrameType | None) -> Iterator[tuple[CodeType, str, Any
         frame = frame.f_back
 
 
+def program_globals(frame: FrameType | None) -> Iterator[tuple[str, Any]]:
+    """Yield name and value of the global variables of the program's modules that have called, up to
+    the training function.
+
+    Args:
+        frame: the caller's.
+    """
+    while frame is not None and _is_ours(frame):
+        frame = frame.f_back
+    seen = set()
+    while frame is not None and not _is_ours(frame):
+        if id(frame.f_globals) not in seen:
+            seen.add(id(frame.f_globals))
+            yield from list(frame.f_globals.items())
+        frame = frame.f_back
+
+
 def _is_ours(frame: FrameType) -> bool:
     name = frame.f_globals.get("__name__", "")
     return isinstance(name, str) and name.partition(".")[0] == _PACKAGE

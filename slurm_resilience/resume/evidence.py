@@ -64,6 +64,8 @@ def gather_evidence(
     # Slurm is asked about companions: it answers again by now if it was away.
     cancelled_part = _cancelled_part(context, end, ends)
     cancelled = end.word is EndWord.PERSON or cancelled_part is not None
+    only_told = cancelled_part is not None and cancelled_part.only_signalled
+    preempted = only_told and state == "RUNNING" and context.allocation.is_preempted()
     if asks and state == "RUNNING" and not (cancelled or reported):
         if not faulty:
             # A node may be at fault, and neither Slurm nor sresctld has said so yet.
@@ -97,7 +99,7 @@ def gather_evidence(
         trained=end.late_code != 0,
         ends=_failed_once(context, ends),
         timed_out=(cancelled_part or step).timed_out,
-        only_told=cancelled_part is not None and cancelled_part.only_signalled,
+        preempted=preempted,
         log=step.log.explain() if end.code != 0 and end.hang is None else None,
         ended_at=_ended_at(context, step),
         nodes=nodes,

@@ -27,6 +27,8 @@ SUSPECT_SECONDS = 10.0
 
 SUSPENDED_LOOK_SECONDS = 5.0
 """Between two looks whether a suspended job runs again."""
+PREEMPTED_LOOK_SECONDS = 2.0
+"""Between two looks whether Slurm has taken a job that it preempts."""
 
 
 class NextAttempt(msgspec.Struct, frozen=True):
@@ -135,8 +137,8 @@ class Recovery:
         """
         context = self._context
         if cause.kind in NO_WAY_ON:
-            told = f"stop: {cause.reason}"
-            context.link.send(AttemptEnded(attempt, history[-1].code, told))
+            context.link.send(AttemptEnded(attempt, history[-1].code, f"stop: {cause.reason}"))
+            self._wait_to_be_taken(history[-1])
             return None
         step_ended = history[-1].ended_at or context.clock.now()
         swap_failed, unanswered = "", 0
@@ -250,6 +252,22 @@ class Recovery:
             if self._context.clock.wait(allocation.user_stop, SUSPENDED_LOOK_SECONDS):
                 return True
         return self._has_ended()
+
+    def _wait_to_be_taken(self, ending: Ending) -> None:
+        """Wait until Slurm takes a job that it has begun to preempt. One that ends within its
+        GraceTime is over for Slurm, and not requeued, whatever its PreemptMode."""
+        allocation = self._context.allocation
+        if not (ending.preempted and allocation.job.may_be_requeued):
+            return
+        report.say(
+            "Slurm preempts the job: srun stays until it takes the nodes (GraceTime), since a job "
+            "that ends before is not started again, even with PreemptMode=REQUEUE"
+        )
+        companion.release_all(allocation)
+        while allocation.state_now() in ("RUNNING", "SUSPENDED"):
+            if self._context.clock.wait(allocation.user_stop, PREEMPTED_LOOK_SECONDS):
+                return
+        self._job_over = True
 
     def _has_ended(self) -> bool:
         """Return whether Slurm has ended the job, and say so."""

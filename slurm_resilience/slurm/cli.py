@@ -112,6 +112,11 @@ class CliClient:
     def ended_job(self, job_id: int) -> Job:
         return self._job(job_id, "-t", "all")
 
+    def is_preempted(self, job_id: int) -> bool:
+        words = command_words.list_jobs(*command_words.one_job(job_id))
+        text = self._run(*words, "-O", command_words.PREEMPT_COLUMNS)
+        return parse.preempt_time(text, job_id) != ""
+
     def _job(self, job_id: int, *words: str) -> Job:
         try:
             found = self._squeue(*words, *command_words.one_job(job_id))

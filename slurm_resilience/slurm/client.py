@@ -126,6 +126,11 @@ class SlurmClient(Protocol):
         that it had."""
         ...
 
+    def is_preempted(self, job_id: int) -> bool:
+        """Tell whether Slurm has begun to preempt a running job: it is told to end, and taken when
+        its GraceTime is over."""
+        ...
+
     def steps(self, job_id: int) -> tuple[StepInfo, ...]:
         """List the running steps of a job."""
         ...

@@ -9,6 +9,7 @@ JOB_COLUMNS = "JobID:16,Requeue:8,RestartCnt:12,BatchFlag:8"
 """squeue -O: what -o cannot print; fixed width, numbers only."""
 JOB_COLUMNS_EXCLUSIVE = f"{JOB_COLUMNS},Exclusive:8"
 """The same where squeue has this field: its `%h` says NO for every job there (seen on 26.05)."""
+PREEMPT_COLUMNS = "JobID:16,PreemptTime:32"
 JOB_FIELDS = "AUTBDhbPaqvLNj"
 """squeue's letters: id, uid, state, batch host, nodes, sharing, GRES per node, partition, account,
 quality of service, reservation, time left, node list (untruncated), name."""

@@ -338,6 +338,16 @@ def jobs(text: str, mark: str, columns: str, expanded: Expand = expand) -> tuple
     return tuple({job.id: job for job in found if job is not None}.values())
 
 
+def preempt_time(text: str, job_id: int) -> str:
+    """Return when Slurm began to preempt a job, from ``squeue -O PREEMPT_COLUMNS``; empty: it did
+    not."""
+    for line in text.splitlines():
+        number, _, time = line.strip().partition(" ")
+        if number == str(job_id):
+            return time.strip() if time.strip()[:1].isdigit() else ""
+    return ""
+
+
 class _Columns(NamedTuple):
     requeue: bool
     restarts: int

@@ -85,6 +85,9 @@ class PyslurmClient:
     def ended_job(self, job_id: int) -> Job:
         return self._cli.ended_job(job_id)
 
+    def is_preempted(self, job_id: int) -> bool:
+        return self._cli.is_preempted(job_id)
+
     def steps(self, job_id: int) -> tuple[StepInfo, ...]:
         return self._cli.steps(job_id)
 

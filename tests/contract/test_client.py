@@ -318,6 +318,13 @@ def test_a_job_that_is_over_tells_how_it_ended(world: World, running: Running) -
         world.client.ended_job(999_999)
 
 
+def test_a_job_that_nothing_preempts(world: World, running: Running) -> None:
+    if isinstance(world.client, SimSlurm):
+        return  # supervisors alone ask this
+    job = running(2)
+    assert not world.client.is_preempted(job.id)
+
+
 def test_ending_a_step_leaves_the_allocation(world: World, running: Running) -> None:
     job = running(2)
     world.client.cancel_step(job.id, "0")

@@ -19,7 +19,10 @@ from slurm_resilience.slurm.companion_job import CompanionRequest, FoundCompanio
 REQUEUE_DELAY = 120.0
 """Seconds that a requeued job waits (Slurm's cred_expire)."""
 _QUESTIONS = frozenset(
-    ["nodes", "node", "jobs", "job", "ended_job", "steps", "info", "companions", "domains"]
+    [
+        *("nodes", "node", "jobs", "job", "ended_job", "is_preempted", "steps", "info"),
+        *("companions", "domains"),
+    ]
 )
 _OUT_OF_SERVICE = frozenset({"DOWN", "DRAIN", "FAIL"})
 
@@ -63,6 +66,8 @@ class FakeSlurm:
         self._nodes = {node.name: node for node in nodes}
         self._jobs: dict[int, _Job] = {}
         self._over: dict[int, Job] = {}
+        self.preempted: set[int] = set()
+        """Jobs that it has begun to preempt."""
         """Jobs that have ended; Slurm forgets them after a while."""
         self._companions: list[FoundCompanion] = []
         self._next = 1
@@ -210,6 +215,10 @@ class FakeSlurm:
         if job_id in self._over and job_id not in self._jobs:
             return self._over[job_id]
         return self._entry(job_id).job
+
+    def is_preempted(self, job_id: int) -> bool:
+        self._enter("is_preempted")
+        return job_id in self.preempted
 
     def steps(self, job_id: int) -> tuple[StepInfo, ...]:
         self._enter("steps")

@@ -195,12 +195,16 @@ def test_a_users_sigterm_is_the_users(slurm: FakeSlurm) -> None:
     assert cause(slurm, allocated(slurm), "SIGTERM").kind == "user"
 
 
-def test_who_may_only_have_told_the_tasks_to_end_is_named(slurm: FakeSlurm) -> None:
-    """A job in its GraceTime looks like a step that a person has signalled."""
-    told = ending(slurm, allocated(slurm), "", 143, cancelled=True, only_signalled=True)
-    ended = ending(slurm, allocated(slurm), "", 137, cancelled=True)
-    assert told.kind == ended.kind == "user"
-    assert ("preempt" in told.reason, "preempt" in ended.reason) == (True, False)
+def test_a_job_in_its_grace_time_was_ended_by_no_person(slurm: FakeSlurm) -> None:
+    """It looks like a step that a person has signalled; Slurm tells of the job."""
+    job = allocated(slurm)
+    signalled = ending(slurm, job, "", 143, cancelled=True, only_signalled=True)
+    slurm.preempted.add(job.id)
+    preempted = ending(slurm, job, "", 143, cancelled=True, only_signalled=True)
+    ended = ending(slurm, job, "", 137, cancelled=True)
+    assert signalled.kind == ended.kind == "user"
+    assert (preempted.kind, preempted.category) == ("job_over", Category.TRANSIENT)
+    assert "Slurm preempts the job" in preempted.reason
 
 
 @pytest.mark.parametrize("signal", ["SIGTERM", "SIGHUP"])

@@ -120,6 +120,31 @@ def test_a_job_that_ends_in_a_pause_may_come_back(
     assert recovery.is_taken_back() is taken_back
 
 
+@pytest.mark.parametrize("may", [True, False])
+def test_a_preempted_job_is_kept_until_slurm_takes_it(
+    may: bool, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """It ended within its GraceTime, and Slurm did not start it again."""
+    released: list[Any] = []
+    monkeypatch.setattr("slurm_resilience.resume.recovery.companion.release_all", released.append)
+    job = Job()
+    job.job = SimpleNamespace(may_be_requeued=may, state="RUNNING")
+
+    def wait() -> None:
+        job.state = "RUNNING" if job.waited < 30.0 else "COMPLETING"
+
+    job.while_waiting = wait
+    preempted: Any = SimpleNamespace(preempted=True)
+    recovery_of(job)._wait_to_be_taken(preempted)
+    assert job.waited == (30.0 if may else 0.0) and bool(released) is may
+    assert ("stays until it takes the nodes" in capfd.readouterr().err) is may
+    if may:
+        job.job.is_batch = job.job.requeue = True
+        recovery = recovery_of(job)
+        recovery._wait_to_be_taken(preempted)
+        assert recovery.is_taken_back()
+
+
 @pytest.mark.parametrize(("state", "asked"), [("RUNNING", ["slurm"]), ("CANCELLED", []), ("", [])])
 def test_a_job_that_was_just_cancelled_is_not_requeued(
     state: str, asked: list[str], capfd: pytest.CaptureFixture[str]

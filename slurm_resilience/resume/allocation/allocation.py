@@ -374,6 +374,16 @@ class Allocation:
         except SresError:
             return False
 
+    def is_preempted(self) -> bool:
+        """Return whether Slurm shows that it has begun to preempt the job; not: that cannot be told
+        either."""
+        try:
+            return ask_patiently(
+                lambda: self.client.is_preempted(self.id), self.patience, self.clock, self.user_stop
+            )
+        except SresError:
+            return False
+
     def is_running(self, companion: int) -> bool:
         """Return whether Slurm shows that a companion runs; not: that cannot be told either."""
         try:

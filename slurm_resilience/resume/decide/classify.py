@@ -59,9 +59,9 @@ class StepFacts(msgspec.Struct, frozen=True, kw_only=True):
     """Those of them that do not answer, with the reason."""
     taken: tuple[str, ...] = ()
     """Nodes of the step that a person has taken out of the job."""
-    only_told: bool = False
-    """Slurm told the tasks of a cancelled step to end, and has not ended the step: so it begins to
-    preempt a job that has a GraceTime."""
+    preempted: bool = False
+    """Slurm has begun to preempt the job: it told the tasks to end, and takes the nodes when the
+    job's GraceTime is over."""
 
     @property
     def never_began(self) -> bool:
@@ -172,14 +172,14 @@ def classify(ending: Ending) -> Cause:
         return _job_over(ending)
     if ending.interrupted:
         return Cause("user", f"the user sent {ending.interrupted}", category=Category.USER)
+    if ending.preempted:
+        text = "Slurm preempts the job, and takes its nodes when its GraceTime is over"
+        return Cause("job_over", text, category=Category.TRANSIENT)
     if ending.cancelled:
         if ending.timed_out:
             limit = "the step reached its time limit (srun --time)"
             return Cause("user", limit, category=Category.TIME_LIMIT)
-        text = "the step was cancelled"
-        if ending.only_told:
-            text += " (by a person, or by Slurm as it begins to preempt the job: GraceTime)"
-        return Cause("user", text, category=Category.USER)
+        return Cause("user", "the step was cancelled", category=Category.USER)
     if ending.faulty:
         names = tuple(sorted(ending.faulty))
         return Cause("node", _faults(ending), names, Category.HARDWARE)

@@ -503,6 +503,9 @@ class SimSlurm:
     def ended_job(self, job_id: int) -> Job:
         raise NotImplementedError
 
+    def is_preempted(self, job_id: int) -> bool:
+        raise NotImplementedError
+
     def merge(self, helper: int, job_id: int, timeout: float = 15.0) -> tuple[str, ...]:
         self._enter()
         giver, taker = self._entry(helper), self._entry(job_id)

@@ -106,6 +106,9 @@ class SimJobSlurm:
     def ended_job(self, job_id: int) -> Job:
         return self.job(job_id)  # what is over, this Slurm has forgotten
 
+    def is_preempted(self, job_id: int) -> bool:
+        return self._ask(lambda: False)  # no job of higher priority comes
+
     def steps(self, job_id: int) -> tuple[StepInfo, ...]:
         def answer() -> tuple[StepInfo, ...]:
             world = self._world

@@ -1,0 +1,48 @@
+"""A supervised job that Slurm preempts: it runs again, as its PreemptMode says."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from jobs import Job
+
+from slurm_resilience.lab import Lab, LabSpec
+
+WaitFor = Callable[..., Any]
+GRACE_SECONDS = 8
+MAIN = f"main Nodes=ALL Default=YES MaxTime=INFINITE GraceTime={GRACE_SECONDS}"
+
+
+def test_a_job_that_ends_in_its_grace_time_is_requeued(
+    fresh_lab: Callable[[LabSpec], Lab], wait_for: WaitFor, tmp_path: Path
+) -> None:
+    """Its step ended when it was told to, the script with it: to Slurm it had failed by itself."""
+    lab = fresh_lab(
+        LabSpec(
+            nodes=2,
+            daemons=False,
+            options={
+                "PreemptType": "preempt/partition_prio",
+                "PreemptMode": "REQUEUE",
+                "PartitionName": MAIN,
+            },
+            partitions=("high Nodes=ALL PriorityTier=9",),
+        )
+    )
+    job = Job(lab, tmp_path, "--requeue", nodes=2)
+    wait_for(lambda: job.running_on(1, 2), 60, job)
+    words = ["sbatch", "--parsable", "--partition=high", "-N2", "--exclusive"]
+    high = lab.run([*words, "--wrap", "exec sleep 600"], cwd=tmp_path, check=True).stdout.strip()
+    wait_for(lambda: "srun stays until it takes the nodes" in job.log(), 30, job)
+    state = ["squeue", "-h", "-o", "%T", "-j"]
+    wait_for(lambda: lab.run([*state, high]).stdout.split() == ["RUNNING"], 60, job)
+    wait_for(lambda: job.state() == "PENDING", 30, job)
+    assert "the user sent" not in job.log() and not job.ended(), job
+    lab.run(["scancel", high], check=True)
+    lab.run(["scontrol", "update", f"jobid={job.id}", "StartTime=now"], check=True)
+    again = wait_for(lambda: job.running_on(2, 2), 60, job)
+    assert {task["restarts"] for task in again} == {1}, job
+    job.let_end()
+    wait_for(lambda: "srun ended with 0" in job.ended(), 30, job)

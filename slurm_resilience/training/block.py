@@ -20,6 +20,7 @@ from slurm_resilience.clock import SYSTEM_CLOCK
 from slurm_resilience.errors import UsageError, WireError
 from slurm_resilience.launcher import control_socket, exit_codes
 from slurm_resilience.mesh.mesh import Mesh, Stopped
+from slurm_resilience.mesh.messages import Heartbeat
 from slurm_resilience.mesh.model import GenerationEnd, View
 from slurm_resilience.mesh.rendezvous import next_training, note_passed, rendezvous_at
 from slurm_resilience.training import inject
@@ -194,7 +195,7 @@ class BlockRunner:
             silence=options.silence,
             on_end=self._interrupter.cut,
             on_evict=self._interrupter.evicted,
-            on_tick=self._interrupter.tick,
+            on_tick=self._tick,
             on_given_up=self._interrupter.given_up,
             speakers=where.speakers,
         )
@@ -358,9 +359,14 @@ class BlockRunner:
             group.leave()
         self._groups.clear()
 
+    def _tick(self, now: float) -> Heartbeat | None:
+        self._participant.promise_with_others()
+        return self._interrupter.tick(now)
+
     def _leave_if_asked(self) -> None:
         departure = self._participant.departure
-        if departure.reason and departure.may_leave(self._mesh, self._participant.step):
+        is_asked = departure.reason or departure.is_over
+        if is_asked and departure.may_leave(self._mesh, self._participant.step):
             self._exits.departed()
 
     def _leave_between_worlds(self) -> None:

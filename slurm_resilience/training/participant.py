@@ -20,7 +20,7 @@ from slurm_resilience.training.guards.rule_guards import RuleGuards
 from slurm_resilience.training.guards.untracked_parts import ends_no_training
 from slurm_resilience.training.guards.witness import Correction, ReplicaFault, correction_line
 from slurm_resilience.training.leaving.departure import Departure
-from slurm_resilience.training.leaving.last_save import LastSave
+from slurm_resilience.training.leaving.last_save import ASKED_TO_END, LastSave
 from slurm_resilience.training.leaving.planned_end import PlannedEnd
 from slurm_resilience.training.loaders import Loaders
 from slurm_resilience.training.module_hooks import ModuleHooks
@@ -58,7 +58,7 @@ class Participant:
         self.weights = GradientWeights()
         self.hooks = ModuleHooks(self.point)
         self.updates = UpdateCount()
-        self.planned_end = PlannedEnd(LastSave(where.core, self._save_last))
+        self.planned_end = PlannedEnd(LastSave(where.core, self._save_last, self._look_soon))
         heals = {"recovery", "state"} <= set(where.parts)
         self.guards = RuleGuards(options.digest_every, heals=heals)
         self.attempt = 0
@@ -145,10 +145,14 @@ class Participant:
             end = self.mesh.end
             raise Interrupted(end.reason if end else self.mesh.evicted)
 
-    def change_world(self) -> None:
+    def change_world(self, *, checks: bool = False) -> None:
         """End the world between two steps where that was planned; plan it where others wait to
         join, or this process is to leave. Without news from the mesh there is nothing to do; what
-        cannot be done at once is looked at again."""
+        cannot be done at once is looked at again.
+
+        Args:
+            checks: the program itself asks.
+        """
         mesh, group, planned = self.mesh, self.group, self.planned_end
         # Before the look: what comes in the middle of it, in another thread, is not lost.
         planned.seen_news = mesh.news
@@ -157,8 +161,29 @@ class Participant:
         lets_in = mesh.knock.is_set() and group.view.lets_in(mesh.me.id)
         if planned.departure.reason or lets_in:
             self.plan_change()
-        if is_planned or planned.departure.reason or lets_in:
+        view, step = group.view, self.step
+        idles = checks and planned.idles(view.generation, step)
+        if planned.last_save.come_to(mesh, view, step, idles=idles):
+            self._end_lent(view)
+        ends_soon = is_planned or planned.last_save.has_promised(view)
+        if ends_soon or planned.departure.reason or lets_in:
             planned.seen_news = -1
+
+    def begin_steps(self) -> None:
+        """Note that the state is whole, and that steps may begin.
+
+        Raises:
+            Interrupted: the world is over.
+        """
+        view = self.group.view
+        if self.planned_end.last_save.enter(self.mesh, view, self.step):
+            self._end_lent(view)
+        self.check()
+
+    def _end_lent(self, view: View) -> None:
+        """Leave a training that has ended with its last checkpoint, on a rank that is lent."""
+        self.departure.is_over = True
+        self.mesh.over(GenerationEnd(view.generation, ASKED_TO_END, "", "join", step=self.step))
 
     def plan_change(self) -> None:
         """Have the world end soon where others wait to join, or this process is to leave. From any
@@ -176,26 +201,40 @@ class Participant:
     def save_when_asked_to_end(self) -> None:
         """Have SIGTERM, where it comes to all ranks, end the training with a checkpoint."""
 
-        def plan(reason: str) -> None:
-            if (group := self.group_now) is not None:
-                self.planned_end.plan(self.mesh, group.view.generation, self.step, reason)
-                self.planned_end.seen_news = -1
-
         def world() -> tuple[Mesh, View | None] | None:
             group, mesh = self.group_now, self.mesh
-            if self.step < 0:
-                return None
-            return mesh, group.view if group is not None and mesh.end is None else None
+            if group is None or mesh.end is not None:
+                return None if self.step < 0 else (mesh, None)
+            has_state = any(member.status.step >= 0 for member in group.view.members)
+            # One that is being healed ends with the others, which have something to save.
+            return (mesh, group.view) if self.step >= 0 or has_state else None
 
-        self.planned_end.last_save.on_term(world, plan)
+        self.planned_end.last_save.on_term(world, lambda: self.step)
+
+    def promise_with_others(self) -> None:
+        """End with the others, on a rank that is lent, where they end with a last checkpoint. From
+        any thread."""
+        group, mesh = self.group_now, self.mesh
+        if group is not None and mesh.end is None and self.where.core:
+            self.planned_end.last_save.promise_with_others(mesh, group.view, lambda: self.step)
+
+    def _look_soon(self) -> None:
+        self.planned_end.seen_news = -1
 
     def _save_last(self) -> None:
-        """Write the last checkpoint, with all ranks of the world."""
-        self.write_out()
-        self.healer.save_last()
-        self.write_out()
+        """Write the last checkpoint, with all ranks of the world.
+
+        Raises:
+            Interrupted: the world has ended before it was written.
+        """
+        if self.write_out() and not self.healer.has_saved(self.step):
+            self.healer.save_last()
+            self.write_out()
+        if not self.healer.has_saved(self.step):
+            self.check()  # a rank is gone: the next world writes it
         if self.group.rank == 0:
-            log.warning("the training ends after step %d, as it was asked to", self.step)
+            without = ", without a checkpoint of it" if self.healer.lacks_copy(self.step) else ""
+            log.warning("the training ends after step %d, as it was asked to%s", self.step, without)
 
     # -- telling the others -------------------------------------------------------------------
 

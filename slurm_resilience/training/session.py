@@ -188,6 +188,7 @@ class Session:
         participant.guards.replicas.healed()
         if is_result_used(inspect.currentframe()):
             participant.updates.ask()
+        participant.begin_steps()
         return participant.step
 
     def ddp(self, module: nn.Module, **ddp_kwargs: Any) -> nn.parallel.DistributedDataParallel:
@@ -381,7 +382,8 @@ class Session:
         """Return the next batch, or `END`."""
         participant = self._participant
         if participant.mesh.news != participant.planned_end.seen_news:
-            self.check()
+            participant.change_world()
+            participant.check()
         participant.refuse_void()
         if threading.get_ident() != self._thread:
             participant.loaders.read_elsewhere(tell=participant.group.rank == 0)
@@ -429,5 +431,5 @@ class Session:
         """
         participant = self._participant
         if participant.mesh.news != participant.planned_end.seen_news:
-            participant.change_world()
+            participant.change_world(checks=True)
         participant.check()

@@ -14,8 +14,9 @@ import pytest
 
 pytest.importorskip("torch", reason="torch is not installed")
 
-from slurm_resilience.training.leaving import last_save
-from slurm_resilience.training.leaving.last_save import ASKED_TO_END, LastSave
+from slurm_resilience.mesh.model import GenerationEnd
+from slurm_resilience.training.leaving import last_save, term_signal
+from slurm_resilience.training.leaving.last_save import LastSave
 
 DEADLINE = 30.0
 """By then a process has long been ended."""
@@ -28,12 +29,14 @@ def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(last_save, "BETWEEN_SECONDS", 0.2)
 
 
-class World:
+class FakeWorld:
     """A rank's mesh, and the world that it is in."""
 
     def __init__(self, seat: int, seats: list[int], generation: int = 1) -> None:
         self.me = SimpleNamespace(seat=seat)
         self.keys: dict[tuple[int, str], bytes] = {}
+        self.is_left = False
+        self.ends: list[GenerationEnd] = []
         members = [SimpleNamespace(peer=SimpleNamespace(seat=one)) for one in seats]
         self.view: Any = SimpleNamespace(generation=generation, members=members)
 
@@ -43,58 +46,188 @@ class World:
     def peek(self, generation: int, key: str) -> bytes | None:
         return self.keys.get((generation, key))
 
-    def asks(self, *seats: int) -> None:
-        for seat in seats:
-            self.put(self.view.generation, f"{last_save.ASKED}{seat}", b"1")
+    def over(self, end: GenerationEnd) -> None:
+        self.ends.append(end)
+
+    def promises(self, *steps: int) -> None:
+        """Each seat promises its last step."""
+        for seat, step in enumerate(steps):
+            self.put(self.view.generation, f"{last_save.ASKED}{seat}", str(step).encode())
+
+    def promised(self, seat: int) -> bytes | None:
+        return self.peek(self.view.generation, f"{last_save.ASKED}{seat}")
 
     def __call__(self) -> Any:
         return self, self.view
 
 
-def comes(save: LastSave, world: Any, plans: list[str]) -> bool:
-    """Ask a rank; the last step is over as soon as it is planned."""
-
-    def plan(reason: str) -> None:
-        plans.append(reason)
-        save._begun.set()
-
-    return save._comes_to_save(world, plan)
+def of(seat: int, seats: list[int], generation: int = 1) -> Any:
+    """The world of a rank."""
+    return FakeWorld(seat, seats, generation)
 
 
-def test_all_are_asked_and_the_lowest_seat_plans() -> None:
-    first = World(0, [0, 1])
-    first.asks(1)
-    plans: list[str] = []
-    assert comes(LastSave(), first, plans) and plans == [ASKED_TO_END]
+def comes(save: LastSave, world: Any, step: int = 3) -> bool:
+    """Ask a rank; its training is over as soon as it has told people of its end."""
+    tell = save._tell
+
+    def told(*where: Any) -> None:
+        tell(*where)
+        save._closing.set()
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(save, "_tell", told)
+        return save._comes_to_end(world, lambda: step)
+
+
+def inside(world: Any, step: int = 3, **how: Any) -> LastSave:
+    """A rank in a world, whose state is whole."""
+    save = LastSave(**how)
+    assert not save.enter(world, world.view, step)
+    return save
+
+
+def test_a_rank_promises_the_step_that_it_may_be_in(caplog: pytest.LogCaptureFixture) -> None:
+    first = of(0, [0, 1])
+    save = inside(first)
+    first.put(1, f"{last_save.ASKED}1", b"3")
+    assert comes(save, first)
+    assert first.promised(0) == b"4" and save.has_promised(first.view)
+    assert caplog.text.count("all ranks were asked to end") == 1
+
+
+def test_the_highest_promise_is_the_last_step() -> None:
+    """A rank that has begun another step meanwhile waits in it for the others."""
+    saved: list[int] = []
+    world = of(0, [0, 1])
+    save = inside(world, save=lambda: saved.append(1))
+    save._promise(world, world.view, lambda: 3, begun=1)
+    world.promises(4, 5)
+    assert not save.come_to(world, world.view, 3)
+    assert not save.come_to(world, world.view, 4) and not saved
+    world.put(1, f"{last_save.SAVED}1", b"1")
+    assert save.come_to(world, world.view, 5) and saved == [1]
+    assert world.peek(1, f"{last_save.SAVED}0") == b"1"
+
+
+def test_a_rank_waits_after_its_promise_for_the_others() -> None:
+    world = of(0, [0, 1])
+    save = inside(world)
+    save._promise(world, world.view, lambda: 3, begun=1)
+    asked, peek = list[str](), world.peek
+
+    def later(generation: int, key: str) -> bytes | None:
+        asked.append(key)
+        if len(asked) > 20:
+            world.promises(4, 5)
+        found: bytes | None = peek(generation, key)
+        return found
+
+    world.peek = later
+    assert not save.come_to(world, world.view, 4) and len(asked) > 20
+    asked.clear()
+    world.is_left, world.keys = True, {}
+    assert not save.come_to(world, world.view, 4), "its world has ended meanwhile"
+
+
+def test_no_rank_promises_before_its_state_is_whole() -> None:
+    world = of(0, [0, 1])
+    world.promises(4, 4)
+    save = LastSave()
+    assert not save._promise(world, world.view, lambda: 3, begun=1)
+    assert not save.come_to(world, world.view, 9)
+
+
+def test_a_world_that_begins_after_the_request_makes_no_further_step() -> None:
+    saved: list[int] = []
+    world = of(0, [0, 1], 2)
+    world.put(2, f"{last_save.ASKED}1", b"3")
+    world.put(2, f"{last_save.SAVED}1", b"1")
+    save = LastSave(core=1, save=lambda: saved.append(1))
+    save.is_asked = True
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(term_signal, "end", lambda: saved.append(2))
+        save.enter(world, world.view, 3)
+    assert saved == [1, 2] and world.promised(0) == b"3"
+
+
+def test_a_loop_that_makes_no_step_ends_the_world() -> None:
+    world = of(0, [0, 1])
+    save = inside(world)
+    save._promise(world, world.view, lambda: 3, begun=1)
+    assert not save.come_to(world, world.view, 3, idles=True) and not world.ends
+    world.promises(4, 4)
+    assert not save.come_to(world, world.view, 3) and not world.ends
+    assert not save.come_to(world, world.view, 3, idles=True)
+    assert [(end.kind, end.step) for end in world.ends] == [("join", 3)]
+
+
+def test_a_lent_rank_promises_when_all_others_have() -> None:
+    lent = of(1, [0, 1])
+    save = inside(lent, core=1)
+    save.promise_with_others(lent, lent.view, lambda: 3)
+    assert lent.promised(1) is None
+    lent.put(1, f"{last_save.ASKED}0", b"4")
+    save.promise_with_others(lent, lent.view, lambda: 3)
+    assert lent.promised(1) == b"4"
+    own = of(0, [0, 1])
+    save = inside(own, core=1)
+    own.promises(4, 4)
+    save.promise_with_others(own, own.view, lambda: 3)
+    assert not save.has_promised(own.view), "it is asked itself"
 
 
 def test_a_rank_that_is_asked_alone_ends(caplog: pytest.LogCaptureFixture) -> None:
-    plans: list[str] = []
-    assert not comes(LastSave(), World(0, [0, 1]), plans) and not plans
+    world = of(0, [0, 1])
+    assert not comes(inside(world), world)
     assert "SIGTERM came to this rank, and not to seat 1" in caplog.text
 
 
 def test_a_lent_rank_need_not_be_asked() -> None:
-    plans: list[str] = []
-    assert comes(LastSave(core=1), World(0, [0, 1]), plans) and plans == [ASKED_TO_END]
+    world = of(0, [0, 1])
+    assert comes(inside(world, core=1), world)
 
 
 def test_a_rank_without_state_ends() -> None:
-    assert not comes(LastSave(), lambda: None, [])
+    assert not comes(LastSave(), lambda: None)
 
 
 def test_a_rank_that_no_world_takes_in_ends() -> None:
-    lonely = World(0, [0])
-    assert not comes(LastSave(), lambda: (lonely, None), [])
+    lonely = of(0, [0])
+    assert not comes(LastSave(), lambda: (lonely, None))
+
+
+def test_a_checkpoint_takes_as_long_as_it_takes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(last_save, "STEP_SECONDS", 0.1)
+    world, looks = of(0, [0]), list[int]()
+    save = inside(world)
+    save._saves.set()
+
+    def wait(seconds: float) -> bool:
+        looks.append(1)
+        time.sleep(0.01)
+        if len(looks) == 30:
+            save._saves.clear()
+        return False
+
+    monkeypatch.setattr(save._closing, "wait", wait)
+    assert not save._comes_to_end(world, lambda: 3)
+    assert len(looks) > 30, "the step after it has its own time"
 
 
 def test_a_request_between_two_worlds_is_kept_for_the_next_one() -> None:
-    old, new = World(0, [0, 1], 1), World(0, [0], 2)
+    old, new = of(0, [0, 1], 1), of(0, [0], 2)
+    save = inside(old)
     now: list[Any] = [(old, old.view), (old, None), (new, new.view)]
     looks: Iterator[Any] = iter(now)
-    plans: list[str] = []
-    assert comes(LastSave(), lambda: next(looks, now[-1]), plans) and plans == [ASKED_TO_END]
-    assert new.keys and old.keys
+
+    def world() -> Any:
+        found = next(looks, now[-1])
+        if found[0] is new and save._entered != 2:
+            save.enter(new, new.view, 3)
+        return found
+
+    assert comes(save, world)
+    assert new.promised(0) and old.promised(0)
 
 
 def ask() -> None:
@@ -103,7 +236,7 @@ def ask() -> None:
 
 def listening(world: Callable[[], Any] = lambda: None) -> LastSave:
     save = LastSave()
-    save.on_term(world, lambda reason: None)
+    save.on_term(world, lambda: 3)
     return save
 
 

@@ -23,6 +23,8 @@ class Departure:
     def __init__(self) -> None:
         self.reason = ""
         """Empty: this process was not asked to leave."""
+        self.is_over = False
+        """The training has ended with its last checkpoint: this process is of no more use."""
         self._told = False
         self._signal: TermSignal | None = None
 
@@ -69,7 +71,7 @@ class Departure:
             mesh: this process among the others.
             step: committed steps.
         """
-        if mesh.may_leave(step):
+        if self.is_over or mesh.may_leave(step):
             return True
         if not self._told:
             self._told = True

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from slurm_resilience.mesh.mesh import Mesh
 from slurm_resilience.mesh.model import GenerationEnd
 from slurm_resilience.training.leaving.departure import Departure
-from slurm_resilience.training.leaving.last_save import ASKED_TO_END, LastSave
+from slurm_resilience.training.leaving.last_save import LastSave
 
 LAST_STEP = "sres/last-step"
 """The key that holds a world's last step, and why it ends."""
@@ -29,6 +29,8 @@ class PlannedEnd:
         self._looked_at = (0, -1)
         """Generation and step of the last look: a loop that looks again, and makes no step between,
         waits for the change."""
+        self._checked_at = (0, -1)
+        """The same of the program's own last `s.check()`: a loop over a step's batches is none."""
 
     def plan(self, mesh: Mesh, generation: int, step: int, reason: str) -> None:
         """Have the world end after the step that is under way, or is next. From any thread.
@@ -58,11 +60,20 @@ class PlannedEnd:
             return True
         last, _, reason = planned.decode().partition(" ")
         if step >= int(last) or waits:
-            if reason == ASKED_TO_END:
-                self.last_save.save()
             text = f"{reason} after step {step}"
             mesh.over(GenerationEnd(generation, text, "", "join", step=step))
         return True
+
+    def idles(self, generation: int, step: int) -> bool:
+        """Note that the program itself asks whether the world is over; tell whether it asks again,
+        and has made no step meanwhile.
+
+        Args:
+            generation: the world's number.
+            step: committed steps.
+        """
+        before, self._checked_at = self._checked_at, (generation, step)
+        return before == self._checked_at
 
     def close(self, write_out: Callable[[], None]) -> None:
         """End with the training: SIGTERM is the program's own again.

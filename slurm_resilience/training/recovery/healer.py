@@ -316,6 +316,23 @@ class Healer:
             objects = self._on_disk(self.tracked)
             self._options.checkpointer.save(self.progress.step, objects, self._disk_group)
 
+    def has_saved(self, step: int) -> bool:
+        """Tell whether this process knows that the checkpoint of a step is there.
+
+        Args:
+            step: of the state.
+        """
+        counts = getattr(self._options.checkpointer, "counts", None)  # another one may not tell
+        return counts is not None and counts.last == step and not counts.in_a_row
+
+    def lacks_copy(self, step: int) -> bool:
+        """Tell whether this process knows that the checkpoint of a step could not be written.
+
+        Args:
+            step: of the state.
+        """
+        return hasattr(self._options.checkpointer, "counts") and not self.has_saved(step)
+
     def _save_anew(self, view: View, rank: int, tracked: state.Tracked) -> None:
         """Begin a checkpoint at this world's first step, if one was due since the last that is
         there: the end of the world before broke it off. All members decide alike, by what all have

@@ -19,6 +19,7 @@ from slurm_resilience.training.guards.replica_check import Checksums
 from slurm_resilience.training.guards.rule_guards import RuleGuards
 from slurm_resilience.training.guards.untracked_parts import ends_no_training
 from slurm_resilience.training.guards.witness import Correction, ReplicaFault, correction_line
+from slurm_resilience.training.leaving import term_signal
 from slurm_resilience.training.leaving.departure import Departure
 from slurm_resilience.training.leaving.last_save import ASKED_TO_END, LastSave
 from slurm_resilience.training.leaving.planned_end import PlannedEnd
@@ -58,7 +59,8 @@ class Participant:
         self.weights = GradientWeights()
         self.hooks = ModuleHooks(self.point)
         self.updates = UpdateCount()
-        self.planned_end = PlannedEnd(LastSave(where.core, self._save_last, self._look_soon))
+        last_save = LastSave(where.core, self._save_last, self._look_soon, self._may_save_alone)
+        self.planned_end = PlannedEnd(last_save)
         heals = {"recovery", "state"} <= set(where.parts)
         self.guards = RuleGuards(options.digest_every, heals=heals)
         self.attempt = 0
@@ -231,10 +233,41 @@ class Participant:
             self.healer.save_last()
             self.write_out()
         if not self.healer.has_saved(self.step):
+            self.mesh.wait_for_end(PEER_WORD_SECONDS)
             self.check()  # a rank is gone: the next world writes it
         if self.group.rank == 0:
             without = ", without a checkpoint of it" if self.healer.lacks_copy(self.step) else ""
             log.warning("the training ends after step %d, as it was asked to%s", self.step, without)
+
+    def _may_save_alone(self) -> bool:
+        """Leave the mesh, so that the main thread writes the last checkpoint alone: where the ranks
+        that are left may form no world, each of them has the whole model, and this one is as far
+        as any. Tell whether it does."""
+        mesh, core = self.mesh, self.where.core
+        _, present, _ = mesh.picture()
+        asked = [one for one in present if one.peer.seat < core or not core]
+        whole = [one for one in asked if one.status.step >= 0 and not one.status.dirty]
+        best = max(whole, key=lambda one: (one.status.step, -one.peer.seat), default=None)
+        is_possible = self.options.replica_size == 1 and best is not None
+        is_first = not mesh.evicted and mesh.me.seat == min(one.peer.seat for one in asked)
+        if is_first and not is_possible:
+            log.warning("asked to end (SIGTERM), without a checkpoint: ranks are missing")
+        if best is None or not is_possible or best.peer.id != mesh.me.id or mesh.evicted:
+            return False
+        self.planned_end.last_save.is_alone = True
+        mesh.close("it was asked to end")
+        return True
+
+    def save_alone(self) -> None:
+        """Write the last checkpoint without the other ranks, outside of the block, and end."""
+        try:
+            self.healer.save_alone()
+        except Exception:
+            log.exception("no last checkpoint is written")
+        without = ", without a checkpoint of it" if self.healer.lacks_copy(self.step) else ""
+        text = "the training ends after step %d, as it was asked to (SIGTERM), with ranks missing%s"
+        log.warning(text, self.step, without)
+        term_signal.end()
 
     # -- telling the others -------------------------------------------------------------------
 

@@ -168,6 +168,30 @@ def test_a_rank_dies_while_the_last_checkpoint_is_written(run: Program, tmp_path
     assert done.stderr.count(f"the training ends after step {last}") == 1, done.stderr[-4000:]
 
 
+@pytest.mark.parametrize("moment", ["step", "checkpoint"])
+def test_a_rank_is_gone_without_which_no_world_may_be(
+    run: Program, tmp_path: Path, moment: str
+) -> None:
+    """One of the others, which have the whole model each, saves it alone."""
+    place = tmp_path / "checkpoints"
+    options = f"checkpointer=Checkpointer({str(place)!r}, every=100)"
+    ask = "s.rank or ask(os.getppid())"
+    if moment == "step":
+        ask = "s.rank and (ask(os.getppid()), os._exit(5))"
+    parts = PARTS + (DIES_WRITING if moment == "checkpoint" else "")
+    done = run(BODY.format(asked_at=5, ask=ask).replace("12", "400"), parts=parts, options=options)
+    assert done.returncode, done.stderr[-4000:]
+    (last,) = re.findall(
+        r"the training ends after step (\d+).*with ranks missing$", done.stderr, re.M
+    )
+    assert int(last) >= max(map(int, re.findall(r"made (\d+)", done.stdout)))
+    assert [path.name for path in place.glob("step*")] == [f"step-{int(last):06}"]
+    body = BODY.format(asked_at=-1, ask="pass").replace("12", "30")
+    on = run(body, parts=PARTS, options=options)
+    assert on.returncode == 0, on.stderr[-4000:]
+    assert min(map(int, re.findall(r"made (\d+)", on.stdout))) == int(last) + 1, on.stdout
+
+
 def test_the_disk_of_the_last_checkpoint_is_full(run: Program, tmp_path: Path) -> None:
     place = tmp_path / "checkpoints"
     options = f"checkpointer=Checkpointer({str(place)!r}, every=100)"

@@ -196,6 +196,18 @@ def test_a_rank_that_no_world_takes_in_ends() -> None:
     assert not comes(LastSave(), lambda: (lonely, None))
 
 
+def test_a_rank_that_saves_alone_is_given_its_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    lonely, asked = of(0, [0]), list[int]()
+
+    def alone() -> bool:
+        asked.append(1)
+        save._closing.set()
+        return True
+
+    save = LastSave(alone=alone)
+    assert save._comes_to_end(lambda: (lonely, None), lambda: 3) and asked == [1]
+
+
 def test_a_checkpoint_takes_as_long_as_it_takes(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(last_save, "STEP_SECONDS", 0.1)
     world, looks = of(0, [0]), list[int]()

@@ -11,7 +11,8 @@ and a checkpoint of it be written::
 No rank plans the end for the others: its word could come to one that has begun the next step, and
 waits in it for ranks that write the checkpoint and wait for that one.
 
-Where one rank alone gets the signal, something else ends that rank, and the others go on.
+Where one rank alone gets the signal, something else ends that rank, and the others go on. Where a
+rank has died, and the others may not go on without it, one that has the whole model saves it alone.
 """
 
 from __future__ import annotations
@@ -55,6 +56,8 @@ class LastSave:
             all are.
         save: writes a checkpoint, with all ranks of the world.
         wake: has the main thread look at the next place between two steps.
+        alone: has the main thread save what this rank has, where no world comes any more; tells
+            whether it does.
     """
 
     def __init__(
@@ -62,10 +65,12 @@ class LastSave:
         core: int = 0,
         save: Callable[[], None] = lambda: None,
         wake: Callable[[], None] = lambda: None,
+        alone: Callable[[], bool] = lambda: False,
     ) -> None:
         self._core = core
         self._save = save
         self._wake = wake
+        self._alone = alone
         self._lock = threading.Lock()
         """Held while a promise is made, and while the main thread looks whether one was."""
         self._entered = -1
@@ -77,9 +82,11 @@ class LastSave:
         self._saves = threading.Event()
         """Set while the last checkpoint is under way."""
         self._closing = threading.Event()
-        self._is_over = False
+        self._over = threading.Event()
         self._signal: TermSignal | None = None
         self.is_asked = False
+        self.is_alone = False
+        """No world comes any more, and this process writes the last checkpoint by itself."""
 
     def on_term(
         self, world: Callable[[], tuple[Mesh, View | None] | None], step: Callable[[], int]
@@ -100,7 +107,7 @@ class LastSave:
             self.is_asked = True
             comes = False
             try:
-                comes = not self._is_over and self._comes_to_end(world, step)
+                comes = not self._over.is_set() and self._comes_to_end(world, step)
             except Exception:
                 log.exception("no last checkpoint is written")
             if not comes:  # after an error, too: no process stays deaf to SIGTERM
@@ -123,8 +130,10 @@ class LastSave:
                 seen, last = now, now + STEP_SECONDS
                 continue
             found = world()
-            if found is None or now > min(last, seen + BETWEEN_SECONDS):
+            if found is None or now > last:
                 return False
+            if now > seen + BETWEEN_SECONDS:
+                return self._alone() and self._closing.wait(STEP_SECONDS)
             mesh, view = found
             if view is None:
                 continue
@@ -277,7 +286,7 @@ class LastSave:
         try:
             write_out()
         finally:
-            self._is_over = True  # first: the thread looks at both in the other order
+            self._over.set()  # first: the thread looks at both in the other order
             if self._signal is not None:
                 self._signal.stop()
                 self._signal = None

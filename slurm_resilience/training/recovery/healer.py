@@ -316,6 +316,19 @@ class Healer:
             objects = self._on_disk(self.tracked)
             self._options.checkpointer.save(self.progress.step, objects, self._disk_group)
 
+    def save_alone(self) -> None:
+        """Write a checkpoint of the state without the other ranks, all of which have it too.
+        Outside of the block: what a broken step has left is put back."""
+        if self.tracked is None:
+            return
+        self._note_changes(self.tracked.rollback())
+        if self.progress.dirty:
+            log.warning("%s: it is not saved", self._outside or "half an update")
+            return
+        keeper = self._options.checkpointer
+        keeper.save(self.progress.step, self._on_disk(self.tracked), None)
+        keeper.wait()
+
     def has_saved(self, step: int) -> bool:
         """Tell whether this process knows that the checkpoint of a step is there.
 

@@ -469,9 +469,10 @@ class Participant:
         if self.healer.keeps_copies and self._wait_for(self.healer.save_decided):
             self.healer.save_skipped()
 
-    def write_out(self) -> None:
-        """Wait for the checkpoint under way: it is written by the ranks of this world together."""
-        self._wait_for(self.healer.written)
+    def write_out(self) -> bool:
+        """Wait for the checkpoint under way: it is written by the ranks of this world together.
+        Return False where the world is over before."""
+        return self._wait_for(self.healer.written)
 
     def _wait_for(self, is_so: Callable[[float], bool]) -> bool:
         """Wait for what takes up to so many seconds at a time; return False where the world is over

@@ -254,14 +254,14 @@ class Recovery:
         return self._has_ended()
 
     def _wait_to_be_taken(self, ending: Ending) -> None:
-        """Wait until Slurm takes a job that it has begun to preempt. One that ends within its
-        GraceTime is over for Slurm, and not requeued, whatever its PreemptMode."""
+        """Wait until Slurm takes a job that it has begun to preempt, where one that ends within its
+        GraceTime is over, and not requeued, whatever its PreemptMode."""
         allocation = self._context.allocation
-        if not (ending.preempted and allocation.job.may_be_requeued):
+        if not (ending.preempted and allocation.job.may_be_requeued and allocation.ends_for_good()):
             return
         report.say(
-            "Slurm preempts the job: srun stays until it takes the nodes (GraceTime), since a job "
-            "that ends before is not started again, even with PreemptMode=REQUEUE"
+            "Slurm preempts the job: srun stays until it takes the nodes (GraceTime), since this "
+            "release starts no job again that ends before, even with PreemptMode=REQUEUE"
         )
         companion.release_all(allocation)
         while allocation.state_now() in ("RUNNING", "SUSPENDED"):

@@ -99,6 +99,13 @@ class ClusterInfo(msgspec.Struct, frozen=True):
         DOWN, at 1 where Slurm itself found that it does not respond."""
         return self.raw.get("ReturnToService", "0").strip() != "0"
 
+    @property
+    def requeues_after_grace(self) -> bool:
+        """A preempted job that ends within its GraceTime is requeued, where its PreemptMode is
+        REQUEUE: so it was seen on 24.11 and 26.05. For 22.05 such a job is over."""
+        words = self.version.split(".")[:2]
+        return tuple(int(word) for word in words if word.isdecimal()) >= (24, 11)
+
 
 class SlurmClient(Protocol):
     """The requests that this project makes to Slurm. Each call raises `SlurmUnreachable` when

@@ -18,6 +18,7 @@ from slurm_resilience.resume.allocation.requeue import requeue
 from slurm_resilience.resume.decide.classify import Cause, Ending
 from slurm_resilience.resume.decide.plan import Plan
 from slurm_resilience.resume.recovery import Recovery
+from slurm_resilience.slurm.client import ClusterInfo
 
 PAUSED = Plan("relaunch", "again", pause=20.0, avoid=("n2",))
 
@@ -35,6 +36,7 @@ class Job:
         self.suspects: set[str] = set()
         self.left_nodes: set[str] = set()
         self.patience = 60.0
+        self.version = "22.05.8"
         self.asked: list[str] = []
         self.while_waiting: Callable[[], None] = lambda: None
         self.clock = self
@@ -46,6 +48,10 @@ class Job:
 
     def state_now(self) -> str:
         return self.state
+
+    def ends_for_good(self) -> bool:
+        info = ClusterInfo("c", self.version, ("ctl",), 6817, 0, "", "", "", {})
+        return not info.requeues_after_grace
 
     def monotonic(self) -> float:
         return self.waited
@@ -143,6 +149,9 @@ def test_a_preempted_job_is_kept_until_slurm_takes_it(
         recovery = recovery_of(job)
         recovery._wait_to_be_taken(preempted)
         assert recovery.is_taken_back()
+        job.waited, job.version = 0.0, "24.11.5"
+        recovery_of(job)._wait_to_be_taken(preempted)
+        assert not job.waited, "this Slurm requeues it in any case"
 
 
 @pytest.mark.parametrize(("state", "asked"), [("RUNNING", ["slurm"]), ("CANCELLED", []), ("", [])])

@@ -384,6 +384,15 @@ class Allocation:
         except SresError:
             return False
 
+    def ends_for_good(self) -> bool:
+        """Return whether a preempted job that ends within its GraceTime is over for this Slurm, or
+        may be, where that cannot be told."""
+        try:
+            info = ask_patiently(self.client.info, self.patience, self.clock, self.user_stop)
+        except SresError:
+            return True
+        return not info.requeues_after_grace
+
     def is_running(self, companion: int) -> bool:
         """Return whether Slurm shows that a companion runs; not: that cannot be told either."""
         try:

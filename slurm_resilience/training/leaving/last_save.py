@@ -77,8 +77,8 @@ class LastSave:
         """The generation whose state is whole here, so that steps may begin."""
         self._promised = (-1, 0)
         """A generation, and the last step that this rank begins in it before all have promised."""
-        self._told = -1
-        """The generation in which the end was told to people."""
+        self._told = threading.Event()
+        """Set when the end was told to people."""
         self._saves = threading.Event()
         """Set while the last checkpoint is under way."""
         self._closing = threading.Event()
@@ -257,7 +257,8 @@ class LastSave:
 
     def _tell(self, mesh: Mesh, view: View) -> None:
         with self._lock:
-            is_told, self._told = self._told == view.generation, view.generation
+            is_told = self._told.is_set()
+            self._told.set()
         if not is_told and mesh.me.seat == min(_seats(view)):
             log.warning("%s (SIGTERM): a checkpoint is written after this step", ASKED_TO_END)
 

@@ -356,7 +356,11 @@ def test_only_the_valid_attempt_writes(
     (supervisor / attempt.FENCE).write_text("12.0.2")
     checkpointer.save(2, {"weights": torch.zeros(3)}, blocking=True)
     (line,) = lines(caplog)
-    assert "step 2 is refused" in line
+    assert "step 2 is refused: a later attempt has begun" in line
+    caplog.clear()
+    (supervisor / attempt.FENCE).unlink()
+    checkpointer.save(2, {"weights": torch.zeros(3)}, blocking=True)
+    assert f"step 2 is refused: {supervisor} is gone, or not to be seen" in lines(caplog)[0]
     there = sorted(path.name for path in (tmp_path / "checkpoints").iterdir())
     assert there == ["step-000001", "written-by"]
     assert attempt.read_progress(str(supervisor)) == 1

@@ -352,9 +352,9 @@ class Checkpointer:
             return False, None
         except writing.Fenced:
             counts.failed += 1
-            counts.error = "a later attempt has begun"
+            counts.error = writing.refusal()
             if writing.leads(job):
-                log.error("checkpoint of step %d is refused: a later attempt has begun", job.step)
+                log.error("checkpoint of step %d is refused: %s", job.step, counts.error)
             return False, None
         except BaseException as error:  # torch reports a failed rank by a BaseException
             counts.failed += 1

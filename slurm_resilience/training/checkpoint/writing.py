@@ -81,6 +81,16 @@ def current() -> bool:
     return attempt.is_current()
 
 
+def refusal() -> str:
+    """Return the reason for which this attempt may not write, in words."""
+    from slurm_resilience.resume import attempt
+
+    directory = os.environ.get("SRES_DIR", "")
+    if (Path(directory) / attempt.FENCE).exists():
+        return "a later attempt has begun"
+    return f"{directory} is gone, or not to be seen, which says whether a later attempt has begun"
+
+
 def report(step: int) -> None:
     """Tell the supervisor that training can go on from here."""
     from slurm_resilience.resume import attempt

@@ -114,8 +114,10 @@ def test_no_step_is_lost(
 
     last = 0
     if version == releases()[0]:  # it takes half a minute, and no release does it in its own way
+        run.submit("--time=10", "--signal=TERM@5")
+        wait_for(lambda: len(run.steps()) > 4, 60, run)
         # Slurm sends the signal up to a minute sooner than it is asked to.
-        run.submit("--time=1", "--signal=TERM@5")
+        lab.run(["scontrol", "update", f"jobid={run.job}", "TimeLimit=1"], check=True)
         wait_for(lambda: run.state() not in ("PENDING", "RUNNING", "COMPLETING"), 90, run)
         last = max(run.steps())
         assert run.saved() == last, run

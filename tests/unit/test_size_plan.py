@@ -216,6 +216,43 @@ def test_nodes_that_slurm_takes_before_the_ranks_step_are_asked_for_again_soon()
         story.now += 30.0
 
 
+@pytest.mark.parametrize(("lived", "pause"), [(0.0, 60.0), (PROVEN_SECONDS, 30.0)])
+def test_a_node_on_which_a_task_has_died_is_given_back(lived: float, pause: float) -> None:
+    """Its other tasks run on, and the node would be used in part only."""
+    story = grown(2)
+    story.now += lived
+    first, second = story.plan.groups[0].steps
+    died = ev.GroupTaskDied(first, "Segmentation fault")
+    assert story.tell(died) == [ev.AskGroupToLeave(101, (first, second))]
+    assert not story.tell(died), "it is told once"
+    story.tell(ev.GroupStepEnded(first, 139))
+    story.tell(ev.GroupStepEnded(second, 0))
+    assert story.state(0) is GroupState.VACANT and not story.jobs
+    assert not [a for a in story.tick(pause - 1.0) if isinstance(a, ev.AskForGroup)]
+    assert [a for a in story.tick(1.0) if isinstance(a, ev.AskForGroup)]
+
+
+def test_a_task_that_dies_before_the_ranks_step_ends_their_start() -> None:
+    story = Story(size(1))
+    story.tick()
+    story.grant(0)
+    actions = story.tell(ev.GroupTaskDied(1, "Killed"))
+    assert actions == [
+        ev.GiveBack(0, 101, (1,)),
+        ev.SayNotGrown("a task on g2 ended: Killed", 60.0),
+    ]
+    assert not story.tell(ev.GroupTaskDied(1, "Killed")), "it is not this plan's any more"
+
+
+def test_a_companion_with_another_number_of_nodes_is_given_back() -> None:
+    """A person has changed the request in the queue (scontrol update NumNodes)."""
+    story = Story(size(2))
+    story.tick()
+    actions = story.tell(ev.CompanionSeen(0, 101, "RUNNING", ("n7",)))
+    reason = "job 101 has 1 node(s), and is to have 2"
+    assert actions == [ev.GiveBack(0, 101, ()), ev.SayNotGrown(reason, 60.0)]
+
+
 def test_a_sick_node_of_a_companion_is_left_when_another_one_is_in() -> None:
     story = grown(1)
     assert story.tell(sick("g2")) == []
@@ -265,8 +302,8 @@ def test_no_sick_node_is_kept_for_long() -> None:
 
 def test_all_nodes_of_a_group_go_together() -> None:
     story = grown(2)
-    (action,) = story.tell(ev.GroupStepEnded(1, 0)) or [None]
-    assert action is None and story.state(0) is GroupState.LEAVING
+    assert not story.tell(ev.GroupStepEnded(1, 0))
+    assert story.state(0) is GroupState.LEAVING
     assert [type(a) for a in story.tell(ev.GroupStepEnded(2, 0))] == [ev.SayShrank, ev.GiveBack]
     story = grown(2)
     story.tell(ev.GroupStepEnded(1, 137, cancelled=True))

@@ -115,10 +115,14 @@ class CompanionRequests:
             taken.append(self._events.get())
         return taken
 
-    def stop(self) -> None:
-        """Give all companions back, and end."""
+    def begin_stop(self) -> None:
+        """Have all companions given back, and wait for nothing."""
         self._stop.set()
         self._ordered.set()
+
+    def stop(self) -> None:
+        """Give all companions back, and end."""
+        self.begin_stop()
         self._thread.join(timeout=STOP_SECONDS)
 
     def _run(self) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterable, Mapping
 from functools import partial
+from signal import SIGTERM
 
 import msgspec
 
@@ -38,13 +39,38 @@ from slurm_resilience.resume.live_step.live_events import (
 )
 from slurm_resilience.resume.live_step.seats import NodeSlot, SeatHistory, SeatMap, StepSeats
 from slurm_resilience.resume.srun.environment import Attempt, srun_environment, task_variables
+from slurm_resilience.resume.srun.stderr_reader import code_of
 from slurm_resilience.resume.srun.step import SrunStep
 from slurm_resilience.slurm.companion_job import COMPANION_JOB
 from slurm_resilience.slurm.hostlists import fold
 from slurm_resilience.wire.messages import AttemptStarted
 
+SHOWN_SECONDS = 3.0
+"""For Slurm to show that it ends a companion whose ranks have just died: of its own words on their
+end some are lost."""
+TOLD_TO_END_CODE = 128 + SIGTERM
+"""Slurm tells the tasks of a job to end that it is about to preempt. No fault ends a rank so."""
 END_SECONDS = 10.0
 """For the ranks of companions to end, when the program on the job's own nodes has."""
+
+
+class BadEnds:
+    """The sruns that have ended badly, or have lost a task."""
+
+    def __init__(self) -> None:
+        self._since: dict[int, float] = {}
+        """When that was first seen, by the srun's number."""
+        self.told: set[int] = set()
+        """Those of whose lost tasks the plan knows."""
+
+    def are_settled(self, number: int, now: float) -> bool:
+        """Return whether Slurm would have shown by now that it has ended these tasks.
+
+        Args:
+            number: of the srun.
+            now: monotonic seconds.
+        """
+        return now - self._since.setdefault(number, now) >= SHOWN_SECONDS
 
 
 class Growth:
@@ -82,6 +108,7 @@ class Growth:
         self._history = SeatHistory()
         self._sruns: dict[int, SrunStep] = {}
         """Those that run, by their number among the attempt's steps."""
+        self._bad_ends = BadEnds()
         self._answers: deque[ev.SizeEvent] = deque()
         self._target = AskedSize(size.most)
         settings = size.settings
@@ -116,13 +143,30 @@ class Growth:
         for number, step in list(self._sruns.items()):
             failed = tuple(step.failed_nodes)  # a copy: it grows in another thread
             self.lose(FaultyNode(node, "Slurm gave it up", True) for node in failed)
-            if not step.running and number in self._sruns:
-                del self._sruns[number]
-                taken = step.told_end.cancelled or step.preempted
-                self._tell(ev.GroupStepEnded(number, step.code, taken))
+            if number in self._sruns:
+                self._look_at_end(number, step)
         for event in self._requests.take():
             self._tell(event)
         self._tell(Tick())
+
+    def _look_at_end(self, number: int, step: SrunStep) -> None:
+        """Tell the plan of an srun that has ended, or lost a task. Where that may be Slurm's doing,
+        and nothing has told so, what Slurm shows of the companion is waited for."""
+        died = tuple(step.ended_tasks)  # a copy: it grows in another thread
+        if step.running and not died:
+            return
+        codes = {code_of(ended.how) for ended in died} or {step.code}
+        taken = step.told_end.cancelled or step.preempted or codes == {TOLD_TO_END_CODE}
+        now = self._now()
+        is_bad = bool(died or step.code)
+        if is_bad and not taken and not self._bad_ends.are_settled(number, now):
+            return
+        if not step.running:
+            del self._sruns[number]
+            self._tell(ev.GroupStepEnded(number, step.code, taken))
+        elif not taken and number not in self._bad_ends.told:
+            self._bad_ends.told.add(number)
+            self._tell(ev.GroupTaskDied(number, died[0].how))
 
     def _look_at_target(self) -> None:
         held = self._context.allocation.companions.target
@@ -147,6 +191,19 @@ class Growth:
         here = tuple(node for node in faulty if node.node in self.nodes)
         if here:
             self._tell(NodesFaulty(here))
+
+    def let_end(self, seconds: float) -> None:
+        """Give all companions back as soon as their ranks have ended, which have a moment for that:
+        the training has ended well, and its program may go on for long on the job's own nodes. It
+        is called again and again meanwhile.
+
+        Args:
+            seconds: since the end of the training.
+        """
+        if seconds >= END_SECONDS or not any(step.running for step in self._sruns.values()):
+            for step in self._sruns.values():
+                self._kill(step)
+            self._requests.begin_stop()
 
     def end(self, *, well: bool) -> None:
         """Give all companions back: the attempt is over.

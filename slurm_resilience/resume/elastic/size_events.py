@@ -63,6 +63,13 @@ class GroupStepEnded(msgspec.Struct, frozen=True):
     """Slurm or a person ended its tasks."""
 
 
+class GroupTaskDied(msgspec.Struct, frozen=True):
+    """A task has ended badly by itself, and its srun runs on with the others of its node."""
+
+    step: int
+    how: str
+
+
 class NodesSick(msgspec.Struct, frozen=True):
     """All nodes that have to be left and still work, and those left that nothing stands in for."""
 
@@ -90,6 +97,7 @@ SizeEvent = (
     | GroupStarted
     | GroupFailed
     | GroupStepEnded
+    | GroupTaskDied
     | TrainingSeen
     | NodesFaulty
     | NodesSick

@@ -208,6 +208,8 @@ class SizePlan:
                 self.groups[group].steps = steps
             case ev.GroupStepEnded():
                 yield from self._on_step_ended(event, now)
+            case ev.GroupTaskDied():
+                yield from self._on_task_died(event, now)
             case NodesFaulty():
                 yield from self._on_nodes_faulty(event, now)
             case ev.NodesSick():
@@ -239,6 +241,11 @@ class SizePlan:
             group.nodes, group.since = seen.nodes, now
             group.deadline = now + self._size.settings.timeout
             yield ev.StartGroup(group.number, group.companion, self._slots(group))
+        elif group.state is _S.ASKED and runs and seen.nodes:
+            # A person has changed the request, and the training has ranks for as many only.
+            given, wanted = len(seen.nodes), len(group.ranks)
+            reason = f"job {seen.companion} has {given} node(s), and is to have {wanted}"
+            yield from self._vacate(group, now, failed=reason)
         elif group.state is _S.ASKED and seen.state == "COMPLETING":
             return  # Slurm tells soon how it has ended
         elif group.state is _S.ASKED and seen.state in _TAKEN_BY_SLURM:
@@ -314,6 +321,20 @@ class SizePlan:
         elif event.code and not was_leaving:
             # Those on the group's other nodes go with it. Where ranks left well, Slurm or a person
             # has asked all of the group.
+            yield ev.AskGroupToLeave(group.companion, group.steps)
+
+    def _on_task_died(self, event: ev.GroupTaskDied, now: float) -> Iterator[ev.SizeAction]:
+        """Give up a group of which a node would be used in part only, for as long as it is lent."""
+        group = next((g for g in self.groups if event.step in g.steps), None)
+        if group is None:
+            return
+        reason = f"a task on {','.join(group.nodes)} ended: {event.how}"
+        if group.state is _S.JOINING:
+            yield from self._vacate(group, now, failed=reason)
+        elif group.state is _S.IN:
+            if now < group.proven_at:
+                group.failed = reason
+            self._begin_to_leave(group, reason, now)
             yield ev.AskGroupToLeave(group.companion, group.steps)
 
     def _on_nodes_faulty(self, event: NodesFaulty, now: float) -> Iterator[ev.SizeAction]:

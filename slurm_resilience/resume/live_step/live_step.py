@@ -542,6 +542,8 @@ class LiveStep:
             context.wait_for_news(END_LOOK_SECONDS)
             now = context.clock.monotonic()
             self._beside.look(now)
+            if self._growth is not None:
+                self._growth.let_end(now - began)
             self._note_who_ended(now)
             if now - told > LATE_LINE_SECONDS:
                 told = now

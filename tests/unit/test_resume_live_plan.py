@@ -15,6 +15,7 @@ from slurm_resilience.resume.decide.plan import Plan
 from slurm_resilience.resume.decide.transitions import advance
 from slurm_resilience.resume.live_step.join_step import JOIN_TRANSITIONS, JoinState
 from slurm_resilience.resume.live_step.live_events import (
+    Absence,
     Action,
     AskEvidence,
     AskToLeave,
@@ -412,6 +413,23 @@ def test_a_join_step_whose_processes_are_never_seen_is_ended(script: Script) -> 
     assert script.tell(TasksDied(1, (0,), "Killed")) == (), "its end is known already"
 
 
+def test_the_supervisors_own_absence_is_no_part_of_a_limit(script: Script) -> None:
+    """A process may have come meanwhile, and is seen a moment later."""
+    script.lose()
+    script.generation = 2
+    script.see((0, 1, 3))
+    script.find("n7")
+    script.tell(JoinStarted(1))
+    script.now += 2 * JOIN_SECONDS
+    assert script.tell(Absence(2 * JOIN_SECONDS)) == ()
+    assert script.tell(Tick(), JOIN_SECONDS - 1) == ()
+    assert only(script.tell(Tick(), 1.0), EndJoin).step == 1
+    due = script.plan.next_deadline()
+    assert due is not None, "its tasks are started again after a diagnosis"
+    script.tell(Absence(100.0))
+    assert script.plan.next_deadline() == due + 100.0
+
+
 def test_a_part_of_a_join_step_dies_on_its_way() -> None:
     """The seats that are left of it are waited for alone."""
     slots = (NodeSlot(0, "n1", (0, 1)), NodeSlot(1, "n2", (2, 3)))
@@ -577,7 +595,11 @@ def test_a_step_in_which_no_seat_steps_ends_after_the_longest_wait(script: Scrip
             script.tell(JoinStarted(step + 1))
     assert script.states()[-1] is LostSeatState.EMPTY
     assert script.plan.state is S.WAITING
-    (end,) = script.tell(Tick(), LIMITS.swap_wait + 1)
+    script.now += 2 * LIMITS.swap_wait
+    script.tell(Absence(2 * LIMITS.swap_wait))
+    actions = script.tell(Tick(), LIMITS.swap_wait - 1)
+    assert not any(isinstance(action, EndSteps) for action in actions), "its supervisor slept"
+    (end,) = script.tell(Tick(), 2.0)
     assert isinstance(end, EndSteps) and "no seat has stepped" in end.reason
 
 

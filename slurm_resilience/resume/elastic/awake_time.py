@@ -16,7 +16,8 @@ class AwakeTime:
 
     def __init__(self) -> None:
         self._looked: float | None = None
-        self._away = 0.0
+        self.away = 0.0
+        """Seconds of all absences so far."""
 
     def at(self, now: float) -> float:
         """Return this moment in this time. It is asked for with each look at what is new, and these
@@ -27,6 +28,6 @@ class AwakeTime:
         """
         since = 0.0 if self._looked is None else now - self._looked
         if since > LATE_SECONDS:
-            self._away += since
+            self.away += since
         self._looked = now
-        return now - self._away
+        return now - self.away

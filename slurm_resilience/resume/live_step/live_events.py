@@ -137,6 +137,12 @@ class StepsEnded(msgspec.Struct, frozen=True):
     """Nodes that were lost after that, with the reason."""
 
 
+class Absence(msgspec.Struct, frozen=True):
+    """The supervisor was away: it was stopped, or its machine slept."""
+
+    seconds: float
+
+
 class Tick(msgspec.Struct, frozen=True):
     """Time has passed."""
 
@@ -153,6 +159,7 @@ Event = (
     | UserEnded
     | TrainingEnded
     | StepsEnded
+    | Absence
     | Tick
 )
 

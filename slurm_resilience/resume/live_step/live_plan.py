@@ -17,6 +17,7 @@ from slurm_resilience.resume.decide.plan import after_task
 from slurm_resilience.resume.decide.transitions import advance
 from slurm_resilience.resume.live_step.join_step import JoinAttempt, JoinState
 from slurm_resilience.resume.live_step.live_events import (
+    Absence,
     Action,
     AskEvidence,
     AskToLeave,
@@ -171,6 +172,8 @@ class LivePlan:
                 yield from self._on_search_ended(event, now)
             case JoinStarted() | JoinFailed():
                 yield from self._on_join_result(event, now)
+            case Absence(seconds):
+                self._put_off(seconds)
             case Tick():
                 yield from self._on_tick(now)
             case UserEnded() | TrainingEnded() | StepsEnded():
@@ -338,6 +341,15 @@ class LivePlan:
         self._update_state(now)
         yield from self._tell_stall(now)
         yield from self._end_hopeless(now)
+
+    def _put_off(self, seconds: float) -> None:
+        """Put all limits off that would be over by an absence of the supervisor: what it waits for
+        may have come, and is seen a moment later."""
+        self._waiting_since += seconds
+        for join in self.record.joins:
+            join.deadline += seconds
+        for loss in self.record.losses:
+            loss.due += seconds
 
     def _tell_stall(self, now: float) -> Iterator[Action]:
         is_over = self.state is _S.WAITING

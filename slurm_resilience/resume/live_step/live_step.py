@@ -16,6 +16,7 @@ from slurm_resilience.resume import fence, report
 from slurm_resilience.resume.context import SupervisorContext
 from slurm_resilience.resume.decide.classify import describe
 from slurm_resilience.resume.decide.signatures import Category
+from slurm_resilience.resume.elastic.awake_time import AwakeTime
 from slurm_resilience.resume.elastic.growth import Growth
 from slurm_resilience.resume.live_step import live_events as ev
 from slurm_resilience.resume.live_step import node_search
@@ -77,6 +78,18 @@ class LooksBeside:
         self.left = left
         self.find_hang = find_hang
         self._mended = now
+        self._time = AwakeTime()
+
+    def absence(self, now: float) -> float:
+        """Return the seconds of an absence of the supervisor between the last call and this one; 0:
+        there was none.
+
+        Args:
+            now: monotonic seconds.
+        """
+        before = self._time.away
+        self._time.at(now)
+        return self._time.away - before
 
     def look(self, now: float) -> None:
         """Mend the fence if it is time."""
@@ -220,6 +233,9 @@ class LiveStep:
 
     def _look(self) -> None:
         """Tell the plan all that is new; no more once the attempt is over."""
+        absence = self._beside.absence(self._context.clock.monotonic())
+        if absence:
+            self._tell(ev.Absence(absence))
         self._preparation.look()
         for look in (
             self._look_at_training,
@@ -541,6 +557,7 @@ class LiveStep:
         while steps.running:
             context.wait_for_news(END_LOOK_SECONDS)
             now = context.clock.monotonic()
+            deadline += self._beside.absence(now)
             self._beside.look(now)
             if self._growth is not None:
                 self._growth.let_end(now - began)

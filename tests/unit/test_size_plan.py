@@ -238,7 +238,7 @@ def test_a_task_that_dies_before_the_ranks_step_ends_their_start() -> None:
     story.grant(0)
     actions = story.tell(ev.GroupTaskDied(1, "Killed"))
     assert actions == [
-        ev.GiveBack(0, 101, (1,)),
+        ev.GiveBack(0, 101, (1,), ("g2",)),
         ev.SayNotGrown("a task on g2 ended: Killed", 60.0),
     ]
     assert not story.tell(ev.GroupTaskDied(1, "Killed")), "it is not this plan's any more"
@@ -548,7 +548,7 @@ def test_a_companion_that_is_suspended_is_given_back() -> None:
     (job,) = story.jobs
     shrank, given_back = story.tell(ev.CompanionSeen(0, job, "SUSPENDED", ("g2",)))
     assert isinstance(shrank, ev.SayShrank) and shrank.reason == f"job {job} was suspended"
-    assert given_back == ev.GiveBack(0, job, (1,))
+    assert given_back == ev.GiveBack(0, job, (1,), ("g2",))
     assert [type(a) for a in story.tick(30.0)] == [ev.AskForGroup]
 
 

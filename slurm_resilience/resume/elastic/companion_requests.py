@@ -134,6 +134,8 @@ class CompanionRequests:
                     self._carry_out(self._orders.get())
                 for group in tuple(self._shown):
                     self._look_at(group)
+                for group in tuple(self._requeued):
+                    self._look_at_requeued(group)
                 for number in tuple(self._ending):
                     self._tell_why_it_ended(number)
                 self._tell_why_they_wait()
@@ -166,10 +168,11 @@ class CompanionRequests:
     def _ask(self, order: ev.AskForGroup) -> None:
         context, allocation = self._context, self._context.allocation
         try:
-            kept = self._requeued.pop(order.group, 0)
-            if kept and self._own(kept) is not None:
-                self._note_asked(order.group, kept)
+            kept = self._requeued.get(order.group, 0)
+            if kept and self._is_own(kept):
+                self._note_asked(order.group, self._requeued.pop(order.group))
                 return
+            self._requeued.pop(order.group, None)
             if self._is_unsure:
                 self._end_unknown()
             job = context.client.job(allocation.id)
@@ -317,6 +320,26 @@ class CompanionRequests:
             self._requeued[group] = number
         else:
             self._end_companion(number)
+
+    def _is_own(self, number: int) -> bool:
+        """Return whether this is a companion of this supervisor that is not over.
+
+        Raises:
+            SresError: Slurm did not answer.
+        """
+        allocation = self._context.allocation
+        try:
+            job = self._context.client.job(number)
+        except NotFound:
+            return False
+        return is_companion(job, allocation.job, allocation.companions.supervisor)
+
+    def _look_at_requeued(self, group: int) -> None:
+        """Give a requeued companion back that gets nodes while its group is not asked for."""
+        job = self._own(self._requeued[group])
+        if job is not None and job.state == "RUNNING":
+            del self._requeued[group]
+            self._end_companion(job.id)
 
     def _own(self, number: int) -> Job | None:
         """Return a companion of this supervisor that is not over; None: it is, or that cannot be

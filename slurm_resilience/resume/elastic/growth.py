@@ -238,6 +238,10 @@ class Growth:
             case ev.GiveBack():
                 for number in action.steps:
                     self._kill(self._sruns.pop(number))
+                # A rank may live there that is cut off, and another one gets its seat. A node that
+                # Slurm has given again is reached.
+                for name in sorted({*action.nodes} - {*self.nodes, *self._core.nodes}):
+                    self._left.add(name, len(self._steps))
                 self._requests.order(action)
                 self._announce()
             case ev.StartGroup():

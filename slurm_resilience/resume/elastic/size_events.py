@@ -137,6 +137,8 @@ class GiveBack(msgspec.Struct, frozen=True):
     group: int
     companion: int
     steps: tuple[int, ...]
+    nodes: tuple[str, ...] = ()
+    """Those on which its ranks were started."""
 
 
 class SizeChange(msgspec.Struct, frozen=True):

@@ -410,7 +410,7 @@ class SizePlan:
         elif leaves:
             taken = taken or group.reason  # no growth was told that could be undone
         if companion:
-            yield ev.GiveBack(group.number, companion, steps)
+            yield ev.GiveBack(group.number, companion, steps, nodes)
         if failed or taken:
             yield ev.SayNotGrown(failed or taken, pause)
 

@@ -210,6 +210,7 @@ def resume_report(figures: ResumeFigures) -> str:
         ("attempts", figures.resume_attempts),
         ("join steps", figures.resume_joins),
         ("second allocations", figures.resume_companions),
+        ("growths of elastic steps", figures.resume_grown),
         ("starts of the job", figures.resume_job_runs),
         ("ended well", figures.resume_ended_well),
         ("events", figures.resume_events),

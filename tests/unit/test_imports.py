@@ -375,6 +375,7 @@ DOORS = {
         "attempt",
         "context",
         "decide",
+        "elastic",
         "fence",
         "history",
         "live_step",

@@ -19,10 +19,15 @@ from slurm_resilience.resume.decide import plan
 from slurm_resilience.resume.decide.budgets import ends_without_cause
 from slurm_resilience.resume.decide.classify import NO_STEPS
 from slurm_resilience.resume.decide.plan import Plan
+from slurm_resilience.resume.elastic.companion_requests import CompanionRequests
+from slurm_resilience.resume.elastic.elastic_size import ElasticSize
+from slurm_resilience.resume.elastic.growth import Growth
+from slurm_resilience.resume.elastic.size_events import SizeAction
+from slurm_resilience.resume.elastic.size_plan import NodeGroup, SizePlan
 from slurm_resilience.resume.live_step import live_plan
 from slurm_resilience.resume.live_step.live_events import Action, StartJoin
 from slurm_resilience.resume.live_step.live_plan import LivePlan
-from slurm_resilience.resume.live_step.live_step import LiveStep
+from slurm_resilience.resume.live_step.live_step import LiveStep, LooksBeside
 from slurm_resilience.resume.live_step.live_steps import LiveSteps
 from slurm_resilience.resume.live_step.stall_watch import StallWatch
 from slurm_resilience.resume.progress import hang_rule
@@ -33,8 +38,10 @@ from slurm_resilience.resume.srun import stderr_reader
 from slurm_resilience.resume.srun.stderr_reader import StderrReader
 from slurm_resilience.resume.srun.user_signals import UserSignals
 from slurm_resilience.resume.supervisor import Supervisor
+from slurm_resilience.simulate.resume.elastic.elastic_run import ELASTIC_SEED
 from slurm_resilience.simulate.resume.resume_campaign import RESUME_CAMPAIGN
-from slurm_resilience.simulate.resume.resume_faults import ALWAYS_POSSIBLE, ResumeFault
+from slurm_resilience.simulate.resume.resume_fault import ResumeFault
+from slurm_resilience.simulate.resume.resume_faults import ALWAYS_POSSIBLE
 from slurm_resilience.simulate.resume.resume_rules import (
     AttemptBudget,
     BrokenResumeRule,
@@ -51,7 +58,7 @@ from slurm_resilience.simulate.resume.sim_job_slurm import SimJobSlurm
 from slurm_resilience.slurm import companion_job
 
 RUNS = 200
-SHARED_RUNS = 60
+SHARED_RUNS, ELASTIC_RUNS = 60, 25
 MOST_RUNS = 1000
 """In which a broken rule must be found."""
 Kind = ResumeFault
@@ -189,6 +196,8 @@ ONCE_BROKEN = (
     # The supervisor stood still for minutes: a checkpoint that it found then taught it that steps
     # take as long, and a hang was not noticed for an hour.
     *(102737, 103298),
+    # A supervisor that had stood still for minutes took ranks for late.
+    1582,
     # Two sruns of a job took the node that one of them had just got in exchange.
     *(SHARED_SEED + 16, SHARED_SEED + 31),
     # A living step claimed no node, and took those of an srun between two attempts.
@@ -197,6 +206,18 @@ ONCE_BROKEN = (
     *(SHARED_SEED + 22, SHARED_SEED + 71),
     # A lost node came back as another srun's, and was given back, or taken by a living step.
     *(SHARED_SEED + 275, SHARED_SEED + 277),
+    # Nodes were lent to a program that went on after its training, and none of its ranks did.
+    *(ELASTIC_SEED + 5, ELASTIC_SEED + 9),
+    # A person had given a companion in the queue another number of nodes, which were never used.
+    ELASTIC_SEED + 148,
+    # A lost answer, and a companion that a person had put back into the queue was forgotten.
+    ELASTIC_SEED + 356,
+    # Such a one got nodes when nothing asked for them any more.
+    ELASTIC_SEED + 1688,
+    # A rank lived on a lent node that was cut off, and might write beside the one in its place.
+    ELASTIC_SEED + 378,
+    # Ranks that Slurm had killed without a word were taken for ones that had failed.
+    *(ELASTIC_SEED + 18, ELASTIC_SEED + 50),
 )
 """Seeds that broke a rule."""
 
@@ -245,6 +266,20 @@ def start_after_a_requeue(self: Supervisor, *words: Any) -> NextAttempt | None:
         block: Any = None
         return NextAttempt(self._step_nodes, block)
     return following
+
+
+_vacate = SizePlan._vacate
+
+
+def ask_again_at_once(
+    self: SizePlan, group: NodeGroup, now: float, **words: str
+) -> Iterator[SizeAction]:
+    yield from _vacate(self, group, now, **words)
+    group.again_at = now
+
+
+def ranks_of_the_core(self: ElasticSize, group: int) -> range:
+    return range(self.groups[group])
 
 
 _join = LivePlan._join
@@ -456,6 +491,41 @@ MUTATIONS: dict[str, tuple[ResumeRule, tuple[ResumeFault, ...], tuple[Patch, ...
         (Kind.TASK_CRASHES,),
         ENDLESS,
     ),
+    "absences count": (
+        ResumeRule.ABSENCE,
+        ALWAYS_POSSIBLE,
+        ((LooksBeside, "absence", lambda *_: 0.0),),
+    ),
+    "a companion that was requeued is forgotten": (
+        ResumeRule.ASKED_TWICE,
+        ALWAYS_POSSIBLE,
+        ((CompanionRequests, "_is_own", lambda *_: False),),
+    ),
+    "nodes are asked for again at once": (
+        ResumeRule.SNOOZE,
+        ALWAYS_POSSIBLE,
+        ((SizePlan, "_vacate", ask_again_at_once),),
+    ),
+    "a person's word for fewer nodes is not heard": (
+        ResumeRule.MOST,
+        ALWAYS_POSSIBLE,
+        ((SizePlan, "_is_wanted", lambda *_: True),),
+    ),
+    "nodes stay lent after the training": (
+        ResumeRule.UNUSED,
+        ALWAYS_POSSIBLE,
+        ((Growth, "let_end", nothing),),
+    ),
+    "a companion has seats of the job's own nodes": (
+        ResumeRule.CORE,
+        ALWAYS_POSSIBLE,
+        ((ElasticSize, "ranks", ranks_of_the_core),),
+    ),
+    "only one group is asked for": (
+        ResumeRule.GROWS,
+        ALWAYS_POSSIBLE,
+        ((SizePlan, "_may_ask_for", lambda _, group: group.number == 0),),
+    ),
 }
 
 
@@ -475,9 +545,19 @@ FIRST_RUNS = {
     "nodes are claimed when the job has them": 16,
     "a claim is not written": 16,
     "nodes are given back of a job as it was": 6,
+    "absences count": 1582,
 }
 """The first run that showed a mutation, for those that few runs show."""
-FIRST_SEEDS = {ResumeRule.COMPANION: PAIR_SEED, ResumeRule.CLAIM: SHARED_SEED}
+FIRST_SEEDS = {
+    ResumeRule.COMPANION: PAIR_SEED,
+    ResumeRule.CLAIM: SHARED_SEED,
+    ResumeRule.ASKED_TWICE: ELASTIC_SEED,
+    ResumeRule.SNOOZE: ELASTIC_SEED,
+    ResumeRule.MOST: ELASTIC_SEED,
+    ResumeRule.UNUSED: ELASTIC_SEED,
+    ResumeRule.CORE: ELASTIC_SEED,
+    ResumeRule.GROWS: ELASTIC_SEED,
+}
 
 
 @pytest.mark.parametrize("name", MUTATIONS)
@@ -488,6 +568,11 @@ def test_a_broken_supervisor_is_found(name: str, monkeypatch: pytest.MonkeyPatch
     first = FIRST_SEEDS.get(rule, 0)
     first += FIRST_RUNS.get(name, 0)
     assert rule in (broken(first + seed, kinds) for seed in range(MOST_RUNS))
+
+
+def test_elastic_steps_grow_and_shrink() -> None:
+    runs = [simulate_resume(ELASTIC_SEED + seed) for seed in range(ELASTIC_RUNS)]
+    assert sum(run.grown for run in runs) > 5 * ELASTIC_RUNS
 
 
 def test_companions_are_among_the_runs() -> None:

@@ -7,6 +7,7 @@ import traceback
 import msgspec
 
 from slurm_resilience.simulate.campaign import Campaign, SeedFailure
+from slurm_resilience.simulate.resume.elastic.elastic_run import ELASTIC_SEED
 from slurm_resilience.simulate.resume.resume_rules import BrokenResumeRule
 from slurm_resilience.simulate.resume.resume_simulation import (
     COMPANION_SEED,
@@ -23,6 +24,8 @@ PAIR_SHARE = 3 * COMPANION_SHARE
 
 SHARED_SHARE = 10
 """One in so many is of several sruns in one job."""
+ELASTIC_SHARE, ELASTIC_REST = 10, 3
+"""One in so many, with this rest, is of an elastic step."""
 
 
 class ResumeFigures(msgspec.Struct):
@@ -37,6 +40,8 @@ class ResumeFigures(msgspec.Struct):
     """Join steps of trainings that live on without a lost node."""
     resume_companions: int = 0
     """Second allocations that got their nodes."""
+    resume_grown: int = 0
+    """Growths of elastic steps: ranks on lent nodes that stepped with the others."""
     resume_job_runs: int = 0
     """Starts of the job: one, and one for each requeue."""
     resume_ended_well: int = 0
@@ -59,6 +64,8 @@ def run_sruns(seed: int, runs: int) -> ResumeFigures:
             number += PAIR_SEED if number % PAIR_SHARE == 0 else COMPANION_SEED
         elif number % SHARED_SHARE == 1 and number < COMPANION_SEED:
             number += SHARED_SEED
+        elif number % ELASTIC_SHARE == ELASTIC_REST and number < COMPANION_SEED:
+            number += ELASTIC_SEED
         try:
             run = simulate_resume(number)
         except (BrokenResumeRule, StandsStill) as error:
@@ -70,6 +77,7 @@ def run_sruns(seed: int, runs: int) -> ResumeFigures:
             figures.resume_attempts += run.attempts
             figures.resume_joins += run.joins
             figures.resume_companions += run.companions
+            figures.resume_grown += run.grown
             figures.resume_job_runs += run.job_runs
             figures.resume_ended_well += run.code == 0
             figures.resume_events += run.events

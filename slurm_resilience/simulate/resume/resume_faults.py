@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import enum
 from collections.abc import Callable, Sequence
 from random import Random
 from signal import SIGINT, SIGKILL, SIGSEGV, SIGTERM
-from typing import NamedTuple
 
+from slurm_resilience.simulate.resume.elastic.growth_faults import OF_GROWTH, strike_growth
+from slurm_resilience.simulate.resume.resume_fault import PlannedResumeFault, ResumeFault
 from slurm_resilience.simulate.resume.resume_world import ResumeWorld
 from slurm_resilience.simulate.resume.sim_job_slurm import SimJobSlurm
 from slurm_resilience.simulate.resume.sim_link import DEAD_SECONDS, SimLink
@@ -28,43 +28,13 @@ TRY_AGAIN_SECONDS = 20.0
 """scancel gives up after up to 18 s without slurmctld (seen on 22.05), and a person tries again."""
 
 
-class ResumeFault(enum.StrEnum):
-    """The kinds of faults."""
-
-    NODE_DIES = "a node loses its power"
-    NODE_CUT = "a node loses its network"
-    NODE_SICK = "a node is marked sick"
-    NODE_EATS = "tasks crash on a node, and no check sees why"
-    SLURMD_AWAY = "a task crashes on a node whose slurmd is away for a while"
-    TASK_CRASHES = "a task gets a signal"
-    TASKS_HANG = "tasks on a node hang in the kernel"
-    SLURM_AWAY = "slurmctld is away"
-    SLURM_LOSES = "answers of Slurm are lost"
-    SLURM_REFUSES = "Slurm refuses changes"
-    SLURM_SLOW = "answers of Slurm come late"
-    SRESCTLD_AWAY = "sresctld is away"
-    INTERRUPT = "a person presses Ctrl-C once"
-    INTERRUPT_TWICE = "a person presses Ctrl-C twice"
-    TERMINATE = "a person sends SIGTERM"
-    CANCEL_STEP = "a person cancels the step"
-    CANCEL_NEAR_LOSS = "a person cancels the step around the loss of one of its nodes"
-    CANCEL_JOB = "a person cancels the job"
-    REQUEUE_JOB = "a person requeues the job"
-    JOB_SHRUNK = "a person takes a node out of the job"
-    SRUN_DIES = "srun is killed, and not its tasks"
-    SUPERVISOR_DIES = "the supervisor is killed, and its job with it"
-    SUPERVISOR_ALONE_DIES = "the supervisor is killed, and its job goes on without it"
-    COMPANION_CANCELLED = "a person cancels the companion"
-    COMPANION_NODE_DIES = "a node of the companion loses its power"
-
-
 OF_COMPANIONS = (
     ResumeFault.SUPERVISOR_ALONE_DIES,
     ResumeFault.COMPANION_CANCELLED,
     ResumeFault.COMPANION_NODE_DIES,
 )
 ALWAYS_POSSIBLE = tuple(
-    kind for kind in ResumeFault if kind not in (*OF_COMPANIONS, ResumeFault.JOB_SHRUNK)
+    kind for kind in ResumeFault if kind not in (*OF_COMPANIONS, *OF_GROWTH, ResumeFault.JOB_SHRUNK)
 )
 """All that any job may meet. A person takes nodes out of few jobs, and with a lost node beside that
 no rule tells which of the two the job may replace."""
@@ -86,17 +56,16 @@ BY_SLURMCTLD = (
     ResumeFault.REQUEUE_JOB,
     ResumeFault.JOB_SHRUNK,
     ResumeFault.COMPANION_CANCELLED,
+    ResumeFault.LENT_PREEMPTED,
+    ResumeFault.LENT_AT_LIMIT,
+    ResumeFault.LENT_REQUEUED,
+    ResumeFault.LENT_HELD,
+    ResumeFault.LENT_SUSPENDED,
+    ResumeFault.LENT_RESIZED,
+    ResumeFault.LENT_RENAMED,
+    ResumeFault.LENT_STEP_CANCELLED,
 )
 """Words of a person that only slurmctld can carry out."""
-
-
-class PlannedResumeFault(NamedTuple):
-    """One fault of a run."""
-
-    at: float
-    kind: ResumeFault
-    node: int
-    seconds: float
 
 
 class ResumeFaults:
@@ -143,6 +112,9 @@ class ResumeFaults:
             world.schedule.at(back + fault.seconds % TRY_AGAIN_SECONDS, self._strike, fault)
             return
         world.note(f"FAULT: {fault.kind.value}")
+        if fault.kind in OF_GROWTH:
+            strike_growth(world, self.link, fault)
+            return
         world.seen.person_acted |= fault.kind.value.startswith("a person")
         if fault.kind is not ResumeFault.INTERRUPT:  # that only asks srun for its state
             world.seen.budget.disturb()
@@ -256,7 +228,7 @@ class ResumeFaults:
 
     def cancel_step(self, _: str, seconds: float) -> None:
         world = self._world
-        steps = list(world.steps.values())
+        steps = [s for s in world.steps.values() if not (s.srun.is_companion and s.srun.is_join)]
         if world.site.living is not None and steps:
             steps = [world.random.choice(steps)]  # an end of any of them ends them all
         tokens = {step.srun.token for step in steps}
@@ -348,7 +320,8 @@ class ResumeFaults:
     def companion_cancelled(self, _: str, seconds: float) -> None:
         companions = list(self._world.companions.values())
         if companions:
-            self._world.companions.end(companions[0].id, "a person")
+            chosen = companions[int(seconds) % len(companions) if companions[0].lent else 0]
+            self._world.companions.end(chosen.id, "a person")
 
     def companion_node_dies(self, _: str, seconds: float) -> None:
         nodes = [name for c in self._world.companions.values() for name in c.nodes]

@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 import enum
+import re
 from collections.abc import Collection
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from slurm_resilience.config import ResumeSettings
+from slurm_resilience.resume.live_step.live_plan import JOIN_SECONDS, TAKEN_SECONDS
+
+if TYPE_CHECKING:
+    from slurm_resilience.simulate.resume.resume_world import ResumeWorld
 
 SILENCE_SECONDS = 150.0
 """A person who looks at the log of a job in which nothing runs sees a line that is not older."""
@@ -18,6 +23,11 @@ CLEARLY_SECONDS = 30.0
 """Between the last step that was known and one that shows progress beyond doubt."""
 GIVEN_UP = "no node is at fault, and"
 """In the line with which a program is given up for its failures."""
+ABSENCE_SLACK_SECONDS = 15.0
+"""The supervisor looks from time to time: an absence may be counted with the moments around it."""
+_LATE_JOIN = re.compile(r"the join step of seats \S+ on (\S+) failed: its processes ")
+_HOPELESS = re.compile(r"no seat has stepped for (\d+) s: ")
+_LATE_GROWTH = re.compile(r"not grown: its ranks did not step within (\d+) s")
 
 
 class ResumeRule(enum.StrEnum):
@@ -42,6 +52,13 @@ class ResumeRule(enum.StrEnum):
     UNANSWERED = "a program is not given up for an srun that slurmctld did not answer"
     NAMED = "a node is named only when the program goes on without it"
     HANG = "a step that makes progress is not ended for a hang, and one that hangs is ended"
+    ABSENCE = "a limit does not count the time in which the supervisor itself was away"
+    ASKED_TWICE = "no nodes are asked for twice"
+    SNOOZE = "an elastic step asks for nodes again after a pause"
+    MOST = "an elastic step has no more nodes than it may"
+    UNUSED = "nodes that an elastic step is given are used, or given back"
+    CORE = "an elastic step keeps the job's own nodes"
+    GROWS = "an elastic step grows into nodes that are free for long"
     ENDS = "the supervisor comes to an end"
 
 
@@ -209,3 +226,50 @@ class JoinBudget:
         if most <= self._limits.max_relaunches:
             return ""
         return f"{most} join steps in a row on {node}, after short lives"
+
+
+class Absences:
+    """All absences of the supervisors of one run."""
+
+    def __init__(self) -> None:
+        self._absences: list[tuple[float, float]] = []
+
+    def note(self, began: float, ended: float) -> None:
+        """Note one. Both are seconds since the start of the run."""
+        self._absences.append((began, ended))
+
+    def awake(self, since: float, until: float) -> float:
+        """Return the seconds between two times in which the supervisor was there."""
+        away = sum(
+            max(0.0, min(ended, until) - max(began, since)) for began, ended in self._absences
+        )
+        return until - since - away
+
+    def check_line(self, world: ResumeWorld, text: str) -> None:
+        """Check that a limit of which the log tells is over by the time in which the supervisor was
+        there: what it waited for may not have come, or not have been seen, while it was not."""
+        now = world.schedule.now
+        if found := _LATE_JOIN.search(text):
+            sruns = [s for s in world.sruns if s.is_join and s.wanted == (found[1],)]
+            began = max((s.began_at for s in sruns), default=0.0)
+            self._check(world, began, now, JOIN_SECONDS, text)
+        elif found := _HOPELESS.search(text):
+            longest = world.seen.budget.limits.swap_wait
+            if world.books.most_nodes is not None:
+                longest = min(longest, TAKEN_SECONDS)
+            training = world.progress.training
+            if training is not None and training.is_waiting:
+                self._check(world, training.mesh.since, now, longest, text)
+        elif found := _LATE_GROWTH.search(text):
+            # They are ended in this moment.
+            ended = [s for s in world.sruns if not s.running and s.gone_at >= now - 1.0]
+            began = max((s.began_at for s in ended if s.is_companion), default=0.0)
+            self._check(world, began, now, float(found[1]), text)
+
+    def _check(
+        self, world: ResumeWorld, since: float, now: float, longest: float, text: str
+    ) -> None:
+        awake = self.awake(since, now)
+        if awake < longest - ABSENCE_SLACK_SECONDS:
+            there = f"the supervisor was there for {awake:.0f} s of {now - since:.0f} s"
+            world.broken(ResumeRule.ABSENCE, f"{text}; {there}")

@@ -20,22 +20,29 @@ from slurm_resilience.errors import SresError
 from slurm_resilience.mesh.rank_variables import CHECKPOINTLESS
 from slurm_resilience.model import Job, Node
 from slurm_resilience.resume import report
+from slurm_resilience.resume.elastic.elastic_size import ElasticSize, elastic_size
 from slurm_resilience.resume.progress.hang_evidence import NodeSigns
 from slurm_resilience.resume.progress.stack_gathering import AskedNodes
 from slurm_resilience.resume.progress.step_listener import StepListener
 from slurm_resilience.resume.srun.host_calls import HostCalls
-from slurm_resilience.resume.srun.srun_options import BUILTIN, split
+from slurm_resilience.resume.srun.srun_options import BUILTIN, SrunCommand, split
 from slurm_resilience.resume.srun.step import SrunStep
 from slurm_resilience.resume.srun.step_size import fewest_nodes, leave_spares
 from slurm_resilience.resume.srun.task_reports import StepReports, TaskReports
 from slurm_resilience.resume.supervisor import Supervisor
+from slurm_resilience.simulate.resume.elastic.elastic_run import (
+    ELASTIC_SEED,
+    draw_elastic,
+    make_elastic,
+)
+from slurm_resilience.simulate.resume.elastic.growth_faults import OtherJobs
+from slurm_resilience.simulate.resume.elastic.growth_rules import GrowthRules
+from slurm_resilience.simulate.resume.resume_fault import PlannedResumeFault, ResumeFault
 from slurm_resilience.simulate.resume.resume_faults import (
     ALWAYS_POSSIBLE,
     COMPANION_FAULTS,
     FAULTS_SECONDS,
     OF_COMPANIONS,
-    PlannedResumeFault,
-    ResumeFault,
     ResumeFaults,
 )
 from slurm_resilience.simulate.resume.resume_rules import (
@@ -46,7 +53,7 @@ from slurm_resilience.simulate.resume.resume_world import ResumeWorld, Superviso
 from slurm_resilience.simulate.resume.shared_job import SharedOutcome, simulate_shared
 from slurm_resilience.simulate.resume.sim_job_slurm import SimJobSlurm
 from slurm_resilience.simulate.resume.sim_link import SimLink
-from slurm_resilience.simulate.resume.sim_nodes import NodeContact, SimNode
+from slurm_resilience.simulate.resume.sim_nodes import LentMark, NodeContact, SimNode
 from slurm_resilience.simulate.resume.sim_srun import SimSrun
 from slurm_resilience.simulate.resume.sim_steps import (
     SETTINGS,
@@ -96,6 +103,8 @@ class SimulatedResume(NamedTuple):
     """Second allocations that got their nodes."""
     code: int | None
     """The supervisor's exit code; None: it was killed."""
+    grown: int = 0
+    """So often an elastic step has grown."""
 
 
 class SimReports(TaskReports):
@@ -240,7 +249,9 @@ def _site(random: Random, base: Path, seed: int, size: int) -> SiteSettings:
         program = dataclasses.replace(program, fails_in_work=where)
     of_repairs = Random(f"repairs {seed}")
     are_repaired = of_repairs.random() < REPAIRED_SHARE
-    return SiteSettings(
+    is_elastic = seed >= ELASTIC_SEED
+    share = 1.0 if is_elastic else LIVING_SHARE
+    site = SiteSettings(
         base,
         program,
         tasks_per_node=tasks_per_node,
@@ -248,16 +259,24 @@ def _site(random: Random, base: Path, seed: int, size: int) -> SiteSettings:
         no_kill=random.random() < 0.5 or seed >= COMPANION_SEED,
         kill_on_bad_exit=random.random() < 0.5,
         # Drawn apart, so that a seed without such a program is the same run as ever.
-        living=_living(Random(f"living {seed}"), size, tasks_per_node)
-        if seed < COMPANION_SEED
+        living=_living(Random(f"living {seed}"), size, tasks_per_node, share)
+        if seed < COMPANION_SEED or is_elastic
         else None,
         repair_seconds=of_repairs.uniform(*REPAIR_SECONDS) if are_repaired else None,
     )
+    return make_elastic(site, seed) if is_elastic else site
 
 
-def _living(random: Random, size: int, tasks_per_node: int) -> LivingProgram | None:
-    """Return what a training asks for that re-forms its own world; None: the program does not."""
-    if random.random() >= LIVING_SHARE:
+def _living(random: Random, size: int, tasks_per_node: int, share: float) -> LivingProgram | None:
+    """Return what a training asks for that re-forms its own world; None: the program does not.
+
+    Args:
+        random: decides.
+        size: nodes of the step.
+        tasks_per_node: of the step.
+        share: of the programs that do.
+    """
+    if random.random() >= share:
         return None
     # A launcher counts on being the only one on its node.
     ranks_per_task = random.choice((1, 1, 2)) if tasks_per_node == 1 else 1
@@ -318,11 +337,15 @@ class ResumeRun:
         self.size = random.randint(1, 4)
         inside, spare = random.choice((0, 0, 1, 2)), random.choice((0, 1, 1, 3))
         fewest = random.choice((0, 0, max(1, self.size - 1)))
-        self.for_companions = seed >= COMPANION_SEED
+        self.elastic = draw_elastic(seed) if seed >= ELASTIC_SEED else None
+        self.for_companions = seed >= COMPANION_SEED and self.elastic is None
+        if self.elastic is not None:
+            self.size, inside, spare = self.elastic.core, 0, self.elastic.free
+            fewest, self.faults = self.elastic.fewest, list(self.elastic.faults)
         if self.for_companions:
             self.size, inside, spare, fewest = max(2, self.size), 0, max(1, spare), 0
             self.faults.append(_early_loss(Random(f"loss {seed}"), self.size))
-        if seed >= PAIR_SEED:
+        if self.for_companions and seed >= PAIR_SEED:
             self.size, spare = max(3, self.size), max(3, spare)
             first = self.faults[-1]
             self.faults[-1:] = [first._replace(node=1), first._replace(node=2)]
@@ -330,7 +353,10 @@ class ResumeRun:
             random.choice((f"-N{self.size}", f"--auto-resume-spares={inside}")),
             f"--auto-resume-min-nodes={fewest}",
         ]
-        gres = "gpu:4" if random.random() < 0.25 or self.for_companions else ""
+        if self.elastic is not None:
+            self.words = [f"-N{self.size}", self.words[1], *self.elastic.words]
+        has_gres = random.random() < 0.25 and self.elastic is None
+        gres = "gpu:4" if has_gres or self.for_companions else ""
         names = [f"n{number}" for number in range(1, self.size + inside + spare + 1)]
         self.limits = ResumeSettings(
             swap_wait=random.choice((60.0, 600.0)),
@@ -354,7 +380,7 @@ class ResumeRun:
         following: tuple[ResumeFault, ...] = COMPANION_FAULTS
         if not set(ALWAYS_POSSIBLE) <= set(kinds):
             following = tuple(kind for kind in OF_COMPANIONS if kind in kinds)
-        if following:
+        if following and self.elastic is None:
             # Drawn apart, so that a seed without a companion is the same run as ever.
             self.plan.follow_companions(Random(f"companion {seed}"), following)
         of_words = Random(f"words {seed}")
@@ -371,6 +397,9 @@ class ResumeRun:
         of_steps = Random(f"steps {seed}")
         world.progress.steps = SimSteps(draw_habits(of_steps), of_steps)
         world.progress.strike_node = lambda name: self.plan.dies(name, 0.0)
+        if self.elastic is not None:
+            others = OtherJobs(world, names[self.size :], Random(f"other jobs {seed}"))
+            others.begin()
 
     def run(self) -> SimulatedResume:
         """Run until the program has ended for good."""
@@ -398,6 +427,7 @@ class ResumeRun:
             world.seen.joins,
             world.companions.granted,
             code,
+            world.books.growth.grown if world.books.growth is not None else 0,
         )
 
     def _supervisor(self) -> tuple[Supervisor, SimJobSlurm, SimLink]:
@@ -413,6 +443,7 @@ class ResumeRun:
         command, environment = leave_spares(user_command, world.job, environment)
         min_nodes = fewest_nodes(user_command, command, world.job, environment)
         world.seen.fewest_nodes = min_nodes
+        size = self._elastic_size(user_command, command, environment, min_nodes)
         link = SimLink(world, is_there=self.plan.sresctld_is_there)
         supervisor = Supervisor(
             Config(resume=self.limits),
@@ -428,11 +459,32 @@ class ResumeRun:
             nodes=[node.shown for node in world.nodes.values()],
             host_calls=host_calls,
             min_nodes=min_nodes,
+            size=size,
             hangs=SETTINGS,
         )
         # A process that was killed cleans nothing up.
         world.supervisor.on_gone = lambda: setattr(supervisor, "_clean_up", lambda: None)
         return supervisor, client, link
+
+    def _elastic_size(
+        self,
+        user_command: SrunCommand,
+        command: SrunCommand,
+        environment: Mapping[str, str],
+        min_nodes: int,
+    ) -> ElasticSize | None:
+        """Return the sizes of this run's step, and have the rules on them hold; None: it keeps its
+        size."""
+        if self.elastic is None:
+            return None
+        world = self.world
+        size = elastic_size(
+            user_command, command, world.job, environment, min_nodes, self.elastic.settings
+        )
+        if size is not None and world.books.growth is None:
+            world.site = dataclasses.replace(world.site, size=size)
+            world.books.growth = GrowthRules(world, size, is_calm=self.elastic.is_calm)
+        return size
 
     def _run_supervisor(self, supervisor: Supervisor) -> int | None:
         try:
@@ -518,6 +570,8 @@ class ResumeRun:
         world.schedule.run(max(world.schedule.now, world.books.slurmctld_back) + 1.0)
         self._let_companions_end()
         for companion in world.companions.values():
+            if companion.lent is not None and LentMark.RENAMED in companion.lent.marks:
+                continue  # it is a person's now
             first = world.nodes[companion.granted[0]] if companion.granted else None
             if first is not None and (first.contact is NodeContact.FINE or first.shown.is_down):
                 world.broken(ResumeRule.COMPANION, f"job {companion.id} is left behind")
@@ -573,7 +627,7 @@ def simulate_resume(
     memory = "/dev/shm" if Path("/dev/shm").is_dir() else None
     base = Path(tempfile.mkdtemp(prefix="sres-simulate-", dir=memory))
     try:
-        if seed >= SHARED_SEED:
+        if SHARED_SEED <= seed < ELASTIC_SEED:
             return _outcome_of_shared(simulate_shared(seed, base, trace))
         return ResumeRun(seed, base, trace, kinds).run()
     finally:

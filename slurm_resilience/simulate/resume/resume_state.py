@@ -8,7 +8,9 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
-from slurm_resilience.simulate.resume.resume_rules import AttemptBudget
+from slurm_resilience.resume.elastic.elastic_size import ElasticSize
+from slurm_resilience.simulate.resume.elastic.growth_rules import GrowthRules
+from slurm_resilience.simulate.resume.resume_rules import Absences, AttemptBudget
 from slurm_resilience.simulate.resume.sim_companions import SimCompanions
 from slurm_resilience.simulate.resume.sim_nodes import SimStep, SimTask
 from slurm_resilience.simulate.resume.sim_program import SimProgram
@@ -52,6 +54,8 @@ class SiteSettings:
     kill_on_bad_exit: bool
     living: LivingProgram | None = None
     """The program re-forms its own world; None: it does not."""
+    size: ElasticSize | None = None
+    """The sizes of an elastic step; None: it keeps its size."""
     repair_seconds: float | None = None
     """Until a lost node is back, repaired or exchanged; None: none comes back."""
 
@@ -101,6 +105,10 @@ class SupervisorProcess:
     """When it is killed."""
     stands_until: float = 0.0
     """Its own thread does nothing before: a file system that it asks does not answer."""
+    stopped_until: float = 0.0
+    """Neither does any other thread of it, and it hears nothing: its process is stopped, or its
+    machine sleeps."""
+    absences: Absences = field(default_factory=Absences)
     on_gone: Callable[[], None] = lambda: None
     threads: list[SimThread] = field(default_factory=list)
     running: SimThread | None = None
@@ -128,6 +136,10 @@ class JobBooks:
     """The job may have no more, since a person took one out of it; None: he has not."""
     companions: SimCompanions = field(init=False)
     step_life: StepLife = field(init=False)
+    growth: GrowthRules | None = None
+    """All that is asked of the growth of an elastic step; None: the step keeps its size."""
+    others: set[str] = field(default_factory=set)
+    """Nodes outside the job that Slurm has given to other jobs."""
 
 
 @dataclass

@@ -18,6 +18,7 @@ from slurm_resilience.model import Job
 from slurm_resilience.resume.attempt import FENCE
 from slurm_resilience.resume.decide.budgets import ENDS_FOR_NAME
 from slurm_resilience.simulate.cluster.sim_clock import SimClock
+from slurm_resilience.simulate.resume.elastic.elastic_training import ElasticTraining
 from slurm_resilience.simulate.resume.resume_rules import (
     GIVEN_UP,
     SILENCE_SECONDS,
@@ -136,7 +137,9 @@ class ResumeWorld:
             self.schedule.run(until, lambda: enough() or self.is_gone)
         if self.stands:
             self.note("the supervisor stands still")
+            began = self.schedule.now
             self.schedule.run(self.supervisor.stands_until, lambda: self.is_gone)
+            self.supervisor.absences.note(began, self.schedule.now)
             self.note("the supervisor goes on")
         if self.is_gone:
             self.supervisor.on_gone()
@@ -148,7 +151,7 @@ class ResumeWorld:
         def set_running(thread: Any) -> None:
             self.supervisor.running = thread
 
-        thread = SimThread(self.schedule, run, set_running)
+        thread = SimThread(self.schedule, run, set_running, lambda: self.supervisor.stopped_until)
         self.supervisor.threads.append(thread)
         return thread
 
@@ -176,6 +179,9 @@ class ResumeWorld:
         self.note(f"log: {text}")
         self.seen.spoke_at = self.schedule.now
         self.progress.steps.heard_line(self, text)
+        self.supervisor.absences.check_line(self, text)
+        if self.books.growth is not None:
+            self.books.growth.heard_line(text)
         if text.endswith(STEP_ENDS):  # the order itself may not reach Slurm
             for srun in self.sruns:
                 srun.order_to_end()
@@ -199,15 +205,25 @@ class ResumeWorld:
         if now > RUN_SECONDS:
             self.broken(ResumeRule.ENDS, "it still goes on")
         ended = self.seen.person_ended_at
-        if ended is not None and now - ended > PERSON_SECONDS:
+        if ended is not None and now - ended > PERSON_SECONDS and not self.stands:
             self.broken(ResumeRule.PERSON, f"it was ended at {ended:.1f} s, and still goes on")
         self.companions.look()
+        if self.books.growth is not None:
+            self.books.growth.look(LOOK_SECONDS)
         self.schedule.after(LOOK_SECONDS, self.look)
 
     def stand_still(self, seconds: float) -> None:
         """Have the supervisor's own thread do nothing for a while."""
         self.note(f"FAULT: a file system that the supervisor asks stands still for {seconds:.0f} s")
-        self.supervisor.stands_until = self.schedule.now + seconds
+        until = self.schedule.now + seconds
+        self.supervisor.stands_until = max(self.supervisor.stands_until, until)
+
+    def stop_supervisor(self, seconds: float) -> None:
+        """Have all of the supervisor do nothing for a while, and hear nothing."""
+        self.note(f"FAULT: the supervisor is stopped for {seconds:.0f} s")
+        until = self.schedule.now + seconds
+        self.supervisor.stands_until = max(self.supervisor.stands_until, until)
+        self.supervisor.stopped_until = max(self.supervisor.stopped_until, until)
 
     def next_pid(self) -> int:
         return next(self._numbers)
@@ -261,7 +277,14 @@ class ResumeWorld:
             self.broken(ResumeRule.BUDGETS, wrong)
         # The ranks of one that does not outlive a node are those of any other program.
         living = self.site.living if srun.keeps_running else None
-        self.progress.training = SimTraining(self, srun, living) if living is not None else None
+        if living is None:
+            self.progress.training = None
+        elif self.site.size is None:
+            self.progress.training = SimTraining(self, srun, living)
+        else:
+            self.progress.training = ElasticTraining(self, srun, living, self.site.size)
+        if self.books.growth is not None:
+            self.books.growth.attempt_begins()
         self.sruns.append(srun)
         self.schedule.after(self.random.uniform(0.02, 0.3), self.step_life.make, srun)
 
@@ -287,7 +310,7 @@ class ResumeWorld:
         if again:
             self.broken(ResumeRule.SPARES, f"{','.join(sorted(again))} is used again")
         training.check_join(srun)
-        self.seen.joins += 1
+        self.seen.joins += not srun.is_companion
         self.sruns.append(srun)
         self.schedule.after(self.random.uniform(0.02, 0.3), self.step_life.make, srun)
 
@@ -599,6 +622,9 @@ class ResumeWorld:
         """Send the supervisor a signal."""
         if self.is_gone:
             return
+        if self.schedule.now < self.supervisor.stopped_until:
+            self.schedule.at(self.supervisor.stopped_until, self.signal, number, by_person)
+            return
         self.note(f"the supervisor gets signal {number}{' of a person' if by_person else ''}")
         self.supervisor.on_signal(number, False)
 
@@ -626,6 +652,10 @@ class ResumeWorld:
         """Return the nodes that Slurm would give to a job now."""
         taken = {*self.job.nodes, *(name for names in self.helpers.values() for name in names)}
         taken |= {name for c in self.companions.values() for name in c.nodes}
+        if self.books.growth is not None:
+            # Slurm waits for the tasks of jobs that have ended.
+            living = {task.node for step in self.steps.values() for task in step.living()}
+            taken |= self.books.others | living
         return [
             name
             for name, node in self.nodes.items()

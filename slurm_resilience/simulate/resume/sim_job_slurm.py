@@ -13,6 +13,7 @@ from slurm_resilience.model import Job, Node
 from slurm_resilience.simulate.resume.resume_rules import ResumeRule
 from slurm_resilience.simulate.resume.resume_state import GIVE_UP_SECONDS
 from slurm_resilience.simulate.resume.resume_world import ResumeWorld
+from slurm_resilience.simulate.resume.sim_nodes import LentMark
 from slurm_resilience.slurm.client import ClusterInfo, StepInfo
 from slurm_resilience.slurm.companion_job import CompanionRequest, FoundCompanion
 
@@ -84,17 +85,9 @@ class SimJobSlurm:
             world = self._world
             if job_id in world.helpers:
                 return Job(job_id, world.job.uid, "RUNNING", nodes=world.helpers[job_id])
-            companion = world.companions.get(job_id)
+            companion = world.companions.job(job_id)
             if companion is not None:
-                state = "RUNNING" if companion.nodes else "PENDING"
-                return Job(
-                    job_id,
-                    world.job.uid,
-                    state,
-                    nodes=companion.nodes,
-                    companion_of=(world.job.id, companion.restarts),
-                    companion_supervisor=companion.supervisor,
-                )
+                return companion
             if job_id != world.job.id:
                 raise NotFound("Invalid job id specified")
             if world.books.job_ended and world.job.state == "GONE":
@@ -104,7 +97,15 @@ class SimJobSlurm:
         return self._ask(answer)
 
     def ended_job(self, job_id: int) -> Job:
-        return self.job(job_id)  # what is over, this Slurm has forgotten
+        def answer() -> Job:
+            companion = self._world.companions.job(job_id, over=True)
+            if companion is None:
+                raise NotFound("Invalid job id specified")
+            return companion
+
+        if job_id == self._world.job.id:
+            return self.job(job_id)  # what is over, this Slurm has forgotten
+        return self._ask(answer)
 
     def is_preempted(self, job_id: int) -> bool:
         return self._ask(lambda: False)  # no job of higher priority comes
@@ -169,9 +170,14 @@ class SimJobSlurm:
     def cancel_job(self, job_id: int, name: str = "") -> None:
         def change() -> None:
             self._world.helpers.pop(job_id, None)
-            self._world.companions.end(job_id, "its supervisor")
+            companion = self._world.companions.get(job_id)
+            lent = companion.lent if companion is not None else None
+            if lent is None or LentMark.RENAMED not in lent.marks:
+                self._world.companions.end(job_id, "its supervisor")
 
         self._world.seen.given_back.add(job_id)
+        if self._world.books.growth is not None:
+            self._world.books.growth.given_back(job_id)
         self._change(f"cancel job {job_id}", change)
 
     def allocate_for(self, job: Job, nodes: int, wait: float, stop: Event | None = None) -> int:
@@ -208,16 +214,24 @@ class SimJobSlurm:
             world = self._world
             if world.job.state != "RUNNING":
                 raise SlurmError("Invalid job id specified")
-            world.check_taken("a companion is asked for", request.nodes)
+            if not request.lent:
+                world.check_taken("a companion is asked for", request.nodes)
+            elif world.books.growth is not None:
+                world.books.growth.asked(request.nodes)
             return world.companions.add(request)
 
-        return self._change(f"queue a companion of {request.nodes} nodes", change)
+        number = self._change(f"queue a companion of {request.nodes} nodes", change)
+        companion = self._world.companions.get(number)
+        if companion is not None and companion.lent is not None:
+            companion.lent.marks |= LentMark.ANSWERED
+        return number
 
     def companions(self, job: Job) -> tuple[FoundCompanion, ...]:
         return self._ask(
             lambda: tuple(
-                FoundCompanion(c.id, job.id, c.restarts, c.supervisor)
+                FoundCompanion(c.id, job.id, c.restarts, c.supervisor, c.lent is not None)
                 for c in self._world.companions.values()
+                if c.lent is None or LentMark.RENAMED not in c.lent.marks
             )
         )
 

@@ -17,6 +17,7 @@ from slurm_resilience.wire.messages import (
     NodeVerdict,
     Refused,
     RequeueRequest,
+    ResizeOrder,
 )
 
 DEAD_SECONDS = 4.0
@@ -53,6 +54,23 @@ class SimLink(SupervisorLink):
         super().moved(message)
         if self.connected.is_set():
             self.ask(message.nodes)
+
+    def _hear(self, message: Message) -> None:
+        """Hear a message now, or when the supervisor goes on."""
+        world = self._world
+        if world.schedule.now < world.supervisor.stopped_until:
+            later = world.supervisor.stopped_until + world.random.uniform(0.1, 1.0)
+            world.schedule.at(later, self._hear, message)
+        else:
+            super()._hear(message)
+
+    def resize(self, nodes: int) -> bool:
+        """Have a person's order for another number of nodes come through sresctld; return whether
+        it was taken."""
+        if not self.connected.is_set() or self._world.is_gone or self._resize is None:
+            return False
+        self._resize(ResizeOrder(nodes, self._world.job.uid))
+        return True
 
     def suspect(self, name: str) -> None:
         """sresctld tells that a node has fallen silent: rightly, or not."""

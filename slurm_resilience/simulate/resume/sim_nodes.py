@@ -36,6 +36,45 @@ class SimNode:
     """When another machine came in its place, or it booted anew."""
 
 
+class LentMark(enum.Flag):
+    """The marks of a companion by which an elastic step grows."""
+
+    ANSWERED = enum.auto()
+    """Its number has come to the supervisor."""
+    HELD = enum.auto()
+    """It waits until a person releases it."""
+    SUSPENDED = enum.auto()
+    RENAMED = enum.auto()
+    """A person has given it another name: it is no companion's any more."""
+    PREEMPTED = enum.auto()
+    """Slurm has told its tasks to end, and ends it when its GraceTime is over."""
+
+
+NO_MARK = LentMark(0)
+
+
+@dataclass(eq=False)
+class LentState:
+    """All that can become of a companion by which an elastic step grows."""
+
+    asked: int = 0
+    """Nodes that the supervisor has asked for; a person may change that in the queue."""
+    given_back_at: float | None = None
+    """When the supervisor first ordered its end."""
+    requeues: int = 0
+    """A person has requeued it so often."""
+    marks: LentMark = NO_MARK
+    ended_as: str = ""
+    """Its last state; empty: it is not over."""
+    ended_at: float = 0.0
+    shown_until: float = 0.0
+    """Slurm shows it as COMPLETING for so long at least."""
+    starting_seconds: float = 0.0
+    """For so long it has had nodes that take no part in the training."""
+    unused_seconds: float = 0.0
+    """For so long it has had nodes on which nothing ran, while its supervisor could see that."""
+
+
 @dataclass(eq=False)
 class SimCompanion:
     """A second allocation beside the job."""
@@ -57,6 +96,8 @@ class SimCompanion:
     """When a step was last seen to run there."""
     orphan_since: float | None = None
     """When the run of the job that asked for it was over."""
+    lent: LentState | None = None
+    """None: it is in place of lost nodes, and no elastic step grows by it."""
 
 
 @dataclass(eq=False)

@@ -100,10 +100,19 @@ class SimSrun(SrunStep):
         self.ordered_at = min(self.ordered_at, self._world.schedule.now)
 
     @property
+    def began_at(self) -> float:
+        """Return when it was started."""
+        return self.started - BOOTED_SECONDS
+
+    @property
+    def gone_at(self) -> float:
+        """Return when it ended; infinite: it runs."""
+        return float("inf") if self.running else self.ended_at - BOOTED_SECONDS
+
+    @property
     def end_began_at(self) -> float:
         """Return when the supervisor ordered its end, or when it ended by itself, if not before."""
-        ended_at = float("inf") if self.running else self.ended_at - BOOTED_SECONDS
-        return min(self.ordered_at, ended_at)
+        return min(self.ordered_at, self.gone_at)
 
     def ends_by_us(self, *, killed: bool) -> None:
         self.order_to_end()

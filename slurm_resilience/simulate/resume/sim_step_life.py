@@ -152,7 +152,9 @@ class StepLife:
                     self._world.broken(
                         ResumeRule.TWO_WRITERS, f"{step.srun.token} may write on {name}"
                     )
-                if node.contact is NodeContact.FINE and not task.hangs:
+                # Slurm ends what is lent in its own time, and it may not write any more.
+                is_lent = step.srun.is_companion and step.srun.is_join
+                if node.contact is NodeContact.FINE and not (task.hangs or is_lent):
                     self._world.broken(
                         ResumeRule.TWO_WRITERS,
                         f"task {task.number} of {step.srun.token} runs on {task.node} while "
@@ -256,9 +258,11 @@ class StepLife:
 
     def _is_lost(self, step: SimStep, nodes: set[str]) -> bool:
         """Return whether Slurm knows that these nodes are lost, and no task lives on others."""
-        known = all(
-            self._world.nodes[n].shown.is_down or n not in self._world.job.nodes for n in nodes
-        )
+        held = self._world.job.nodes
+        if step.srun.is_companion:
+            companion = self._world.companions.get(step.srun.allocation)
+            held = companion.nodes if companion is not None else step.nodes
+        known = all(self._world.nodes[n].shown.is_down or n not in held for n in nodes)
         return known and not {task.node for task in step.living()} - nodes
 
     def _take_off_books(self, step: SimStep) -> None:
@@ -345,6 +349,9 @@ class StepLife:
     def terminate(self, step: SimStep) -> None:
         """Have Slurm send SIGTERM to a step's tasks."""
         self._tell_end(step, "***")
+        training = self._world.progress.training
+        if training is not None and training.asked_to_leave(step):
+            return
         for task in step.living() if not self._world.site.program.ignores_term else ():
             if self._world.nodes[task.node].contact is NodeContact.FINE:
                 delay = self._world.random.uniform(0.1, 4.0)

@@ -19,15 +19,21 @@ class SimThread:
     """It runs while the schedule waits for it, and the schedule goes on while it waits."""
 
     def __init__(
-        self, schedule: Schedule, run: Callable[[], None], set_running: Callable[[object], None]
+        self,
+        schedule: Schedule,
+        run: Callable[[], None],
+        set_running: Callable[[object], None],
+        stopped_until: Callable[[], float] = lambda: 0.0,
     ) -> None:
         """
         Args:
             schedule: of the simulation.
             run: what the thread does.
             set_running: is told which thread runs; None: the supervisor's own.
+            stopped_until: returns when the supervisor's process goes on, which is stopped.
         """
         self._schedule = schedule
+        self._stopped_until = stopped_until
         self._run_it = run
         self._set_running = set_running
         self._turn, self._back = threading.Semaphore(0), threading.Semaphore(0)
@@ -68,6 +74,8 @@ class SimThread:
         Raises:
             ThreadGone: the supervisor is gone.
         """
+        if self._gone:
+            raise ThreadGone  # what a thread does at its end is not done either
         until = self._schedule.now + seconds
         if not enough():
             self._look_later(until, enough)
@@ -81,7 +89,10 @@ class SimThread:
         self._schedule.at(min(until, now + LOOK_SECONDS), self._look, until, enough)
 
     def _look(self, until: float, enough: Callable[[], bool]) -> None:
-        if self._schedule.now >= until or enough() or self._gone:
+        stopped_until = self._stopped_until()
+        if self._schedule.now < stopped_until and not self._gone:
+            self._schedule.at(stopped_until, self._look, until, enough)
+        elif self._schedule.now >= until or enough() or self._gone:
             self._go()
         else:
             self._look_later(until, enough)

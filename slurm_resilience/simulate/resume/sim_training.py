@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import enum
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -132,6 +132,8 @@ class SimTraining:
         self.nodes = list(srun.wanted)
         """By NODE_RANK."""
         self.joins = JoinBudget(world.seen.budget.limits)
+        self.whole = self.seats
+        """Seats of the full world, as its processes tell it."""
 
     # -- what the rules ask -------------------------------------------------------------------
 
@@ -147,6 +149,22 @@ class SimTraining:
             for node in (*living, *silent)
         )
         return self.mesh.stage is MeshStage.WAITING and not unseen
+
+    @property
+    def is_waiting(self) -> bool:
+        """Return whether a world has worked, and none does now."""
+        return self.mesh.stage is MeshStage.WAITING
+
+    def is_whole(self) -> bool:
+        """Return whether all ranks of the job's own nodes step."""
+        here = {rank.seat for rank in self.ranks if rank.peer.id in self.mesh.members}
+        return self.mesh.stage is MeshStage.STEPPING and here.issuperset(range(self.seats))
+
+    def steps_on(self, nodes: Collection[str]) -> bool:
+        """Return whether ranks on each of these nodes step with the others."""
+        members = [rank for rank in self.ranks if rank.peer.id in self.mesh.members]
+        here = {rank.peer.node for rank in members if rank.alive}
+        return self.mesh.stage is MeshStage.STEPPING and here.issuperset(nodes)
 
     def may_write(self, rank: SimRank) -> bool:
         """Return what `attempt.is_current` tells a rank."""
@@ -223,7 +241,7 @@ class SimTraining:
             for local in range(per_task):
                 index = task.number * per_task + local
                 seat = listed[index] if listed else index
-                peer = Peer(f"{seat}.{step.name}", seat, incarnation, node, seats=self.seats)
+                peer = Peer(f"{seat}.{step.name}", seat, incarnation, node, seats=self.whole)
                 rank = SimRank(peer, task, step, number)
                 self.ranks.append(rank)
                 later = imports + random.uniform(0.0, 0.5)
@@ -264,7 +282,7 @@ class SimTraining:
         # One that dies before it is shown never is.
         schedule.after(world.random.uniform(0.05, 0.6), self._show_again, rank)
         if self.mesh.stage is MeshStage.GATHERING:
-            if len(self._candidates()) == self.seats:
+            if len(self._candidates()) >= self.seats:
                 schedule.after(world.random.uniform(0.1, 1.0), self._form)
             else:
                 schedule.after(START_PATIENCE_SECONDS, self._form)
@@ -319,7 +337,7 @@ class SimTraining:
         mesh, world = self.mesh, self.world
         if mesh.stage not in (MeshStage.GATHERING, MeshStage.WAITING):
             return
-        present = self._candidates()
+        present = self._chosen(self._candidates())
         early = world.schedule.now - mesh.since < START_PATIENCE_SECONDS
         if mesh.stage is MeshStage.GATHERING and len(present) < self.seats and early:
             return
@@ -337,6 +355,10 @@ class SimTraining:
         world.schedule.after(left, self._done, mesh.generation)
         world.schedule.after(CHECKPOINT_SECONDS, self._checkpoint, mesh.generation)
         self._publish()
+
+    def _chosen(self, present: list[SimRank]) -> list[SimRank]:
+        """Return those of the present ranks that would make a world."""
+        return present
 
     def _may_go_on(self, present: list[SimRank]) -> bool:
         """Two halves of a cut network never both go on."""
@@ -377,10 +399,12 @@ class SimTraining:
         told = any(srun.running and not srun.ordered_to_end for srun in world.sruns)
         # A task that failed is part of what srun tells of the program, if the others were not seen
         # to step without it.
-        seen = len(self.watched.seats) == self.seats and self.watched.newest == mesh.generation
+        seen = len(self.watched.seats) >= self.seats and self.watched.newest == mesh.generation
         told = told and seen
-        world.program.program_ended_well(told, [rank.task for rank in writers])
-        first = min(writers, key=lambda rank: rank.seat)
+        # The job waits for none but its own.
+        own = [rank for rank in writers if not rank.step.srun.is_companion]
+        world.program.program_ended_well(told, [rank.task for rank in own])
+        first = min(own or writers, key=lambda rank: rank.seat)
         for rank in self.ranks:
             later = world.random.uniform(0.0, 3.0)
             world.schedule.after(later, self._leave, rank, first.task)
@@ -400,6 +424,10 @@ class SimTraining:
         )
 
     # -- how ranks go -------------------------------------------------------------------------
+
+    def asked_to_leave(self, step: SimStep) -> bool:
+        """Have the ranks of a step leave that were started on lent nodes; False: there are none."""
+        return False
 
     def task_gone(self, task: SimTask) -> None:
         """Have the others notice, sooner or later, that a task's ranks are gone."""
@@ -463,7 +491,12 @@ class SimTraining:
         self._show(rank, rank.alive and connected)
 
     def _see(self, number: int, picture: Picture) -> None:
-        if number == self.watched.number:
+        back = self.world.supervisor.stopped_until
+        if self.world.schedule.now < back:
+            # It is read when the supervisor goes on.
+            later = back + self.world.random.uniform(0.1, 2.0)
+            self.world.schedule.at(later, self._see, number, picture)
+        elif number == self.watched.number:
             self.watched.picture = picture
             self.watched.newest = max(self.watched.newest, picture.generation)
             self.watched.seats.update(peer.seat for peer in picture.peers)

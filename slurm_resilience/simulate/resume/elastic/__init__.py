@@ -1,0 +1,1 @@
+"""A simulated elastic step, which grows by companions and shrinks without them."""

@@ -17,6 +17,8 @@ ELASTIC_SEED = 4_000_000_000
 CALM_SHARE, HANDS_SHARE = 0.2, 0.4
 """Runs in which nodes become free and are taken back, and nothing else happens; and those in which
 things happen to companions alone."""
+SHRUNK_SHARE = 0.3
+"""Those of the latter in which a person takes a node out of the job."""
 MOST_FAULTS = 8
 WORK_SECONDS = (600.0, 4000.0)
 ABSENCE_SECONDS = (6.0, 4000.0)
@@ -83,6 +85,13 @@ def draw_elastic(seed: int) -> ElasticDraw:
         )
         for _ in range(count)
     ]
+    # Drawn apart, so that the other runs are the same as ever. Where the job loses nodes besides,
+    # no rule tells which of them it may replace.
+    of_shrinking = Random(f"shrinking {seed}")
+    is_shrunk = of_shrinking.random() < SHRUNK_SHARE
+    if is_shrunk and CALM_SHARE <= kind < CALM_SHARE + HANDS_SHARE and core > 1:
+        at = of_shrinking.uniform(30.0, last)
+        faults.append(PlannedResumeFault(at, ResumeFault.JOB_SHRUNK, core - 1, 9.0))
     return ElasticDraw(
         core,
         free,

@@ -546,6 +546,8 @@ FIRST_RUNS = {
     "a claim is not written": 16,
     "nodes are given back of a job as it was": 6,
     "absences count": 1582,
+    "a companion that was requeued is forgotten": 12,
+    "a person's word for fewer nodes is not heard": 62,
 }
 """The first run that showed a mutation, for those that few runs show."""
 FIRST_SEEDS = {

@@ -289,6 +289,8 @@ class ResumeFaults:
             self._world.end_job("REQUEUED", requeue=True, word="DUE TO JOB REQUEUE")
             # Without a fault the supervisor does not count on after it.
             self._world.seen.budget.clear()
+            if self._world.books.growth is not None:
+                self._world.books.growth.requeued_by_person()
 
     def job_shrunk(self, name: str, seconds: float) -> None:
         """Take a node out of the job, by scontrol update: Slurm kills its tasks."""

@@ -49,6 +49,8 @@ class GrowthRules:
         self._is_calm = is_calm
         self.target = size.most
         """Nodes that a person wants, or all."""
+        self._may_be_small = False
+        """He has wanted fewer before he requeued the job, and that may hold still."""
         self._had_sick_nodes = False
         """Since then one group more may be asked for: the stand-in."""
         self._ended: list[tuple[float, float]] = []
@@ -67,9 +69,15 @@ class GrowthRules:
 
     def resized(self, nodes: int) -> None:
         """Hear a person's word for another number of nodes: no pause holds any more."""
-        self.target = nodes
+        self.target, self._may_be_small = nodes, False
         self._ended.clear()
         self._excused_until = self._vacant_seconds = self._target_seconds = 0.0
+
+    def requeued_by_person(self) -> None:
+        """Forget what a person wanted before: the job begins anew, with all that it may have, unless
+        faults before that are to be counted on."""
+        self._may_be_small = self.target < self.size.most
+        self.target = self.size.most
 
     def _living(self) -> Iterator[tuple[SimCompanion, LentState]]:
         """Yield the companions that the supervisor of this run knows, and has not given back."""
@@ -174,7 +182,8 @@ class GrowthRules:
         world = self._world
         self._had_sick_nodes |= any(node.shown.is_fail for node in world.nodes.values())
         living = list(self._living())
-        nodes = sum(len(companion.nodes) for companion, _ in living)
+        # Of a request that a person has changed, more are given than were asked for.
+        nodes = sum(min(len(companion.nodes), lent.asked) for companion, lent in living)
         most = sum(self._groups)
         if nodes > most:
             world.broken(ResumeRule.MOST, f"{nodes} nodes are lent, of {most}")
@@ -243,8 +252,8 @@ class GrowthRules:
         """
         free = list(self.size.groups)
         reached = self.size.core
-        if self.size.in_order and len(living) > len(part):
-            return 0  # one after the other
+        if self._may_be_small or (self.size.in_order and len(living) > len(part)):
+            return 0  # in order, one comes after the other
         known = [companion.id for companion in living]
         running = [srun for srun in self._world.sruns if srun.running and srun.is_companion]
         if any(srun.allocation not in known for srun in running):

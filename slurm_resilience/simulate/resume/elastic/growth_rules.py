@@ -74,7 +74,7 @@ class GrowthRules:
         self._excused_until = self._vacant_seconds = self._target_seconds = 0.0
 
     def requeued_by_person(self) -> None:
-        """Forget what a person wanted before: the job begins anew, with all that it may have, unless
+        """Forget a person's earlier word: the job begins anew, with all that it may have, unless
         faults before that are to be counted on."""
         self._may_be_small = self.target < self.size.most
         self.target = self.size.most

@@ -18,7 +18,7 @@ from slurm_resilience.model import Job
 from slurm_resilience.resume.attempt import FENCE
 from slurm_resilience.resume.decide.budgets import ENDS_FOR_NAME
 from slurm_resilience.simulate.cluster.sim_clock import SimClock
-from slurm_resilience.simulate.resume.elastic.elastic_training import ElasticTraining
+from slurm_resilience.simulate.resume.elastic.elastic_training import GrowingTraining
 from slurm_resilience.simulate.resume.resume_rules import (
     GIVEN_UP,
     SILENCE_SECONDS,
@@ -282,7 +282,7 @@ class ResumeWorld:
         elif self.site.size is None:
             self.progress.training = SimTraining(self, srun, living)
         else:
-            self.progress.training = ElasticTraining(self, srun, living, self.site.size)
+            self.progress.training = GrowingTraining(self, srun, living, self.site.size)
         if self.books.growth is not None:
             self.books.growth.attempt_begins()
         self.sruns.append(srun)

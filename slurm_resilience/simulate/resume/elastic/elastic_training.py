@@ -26,7 +26,7 @@ STOPPED_SECONDS = 15.0
 KILLED_BY_TERM = 143
 
 
-class ElasticTraining(SimTraining):
+class GrowingTraining(SimTraining):
     """The training of one attempt of an elastic step."""
 
     def __init__(

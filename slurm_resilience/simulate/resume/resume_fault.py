@@ -47,6 +47,19 @@ class ResumeFault(enum.StrEnum):
     SUPERVISOR_STOPPED = "the supervisor is stopped for a while"
 
 
+OF_LENT_JOBS = (
+    ResumeFault.LENT_PREEMPTED,
+    ResumeFault.LENT_AT_LIMIT,
+    ResumeFault.LENT_REQUEUED,
+    ResumeFault.LENT_HELD,
+    ResumeFault.LENT_SUSPENDED,
+    ResumeFault.LENT_RESIZED,
+    ResumeFault.LENT_RENAMED,
+    ResumeFault.LENT_STEP_CANCELLED,
+)
+"""Deeds of Slurm, or of a person by its commands, on a companion of an elastic job."""
+
+
 class PlannedResumeFault(NamedTuple):
     """One fault of a run."""
 

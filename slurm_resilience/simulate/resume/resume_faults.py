@@ -7,7 +7,11 @@ from random import Random
 from signal import SIGINT, SIGKILL, SIGSEGV, SIGTERM
 
 from slurm_resilience.simulate.resume.elastic.growth_faults import OF_GROWTH, strike_growth
-from slurm_resilience.simulate.resume.resume_fault import PlannedResumeFault, ResumeFault
+from slurm_resilience.simulate.resume.resume_fault import (
+    OF_LENT_JOBS,
+    PlannedResumeFault,
+    ResumeFault,
+)
 from slurm_resilience.simulate.resume.resume_world import ResumeWorld
 from slurm_resilience.simulate.resume.sim_job_slurm import SimJobSlurm
 from slurm_resilience.simulate.resume.sim_link import DEAD_SECONDS, SimLink
@@ -56,14 +60,7 @@ BY_SLURMCTLD = (
     ResumeFault.REQUEUE_JOB,
     ResumeFault.JOB_SHRUNK,
     ResumeFault.COMPANION_CANCELLED,
-    ResumeFault.LENT_PREEMPTED,
-    ResumeFault.LENT_AT_LIMIT,
-    ResumeFault.LENT_REQUEUED,
-    ResumeFault.LENT_HELD,
-    ResumeFault.LENT_SUSPENDED,
-    ResumeFault.LENT_RESIZED,
-    ResumeFault.LENT_RENAMED,
-    ResumeFault.LENT_STEP_CANCELLED,
+    *OF_LENT_JOBS,
 )
 """Words of a person that only slurmctld can carry out."""
 

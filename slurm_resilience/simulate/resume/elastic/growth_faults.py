@@ -9,7 +9,11 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from slurm_resilience.simulate.resume.resume_fault import PlannedResumeFault, ResumeFault
+from slurm_resilience.simulate.resume.resume_fault import (
+    OF_LENT_JOBS,
+    PlannedResumeFault,
+    ResumeFault,
+)
 from slurm_resilience.simulate.resume.sim_nodes import LentMark, LentState, SimCompanion
 
 if TYPE_CHECKING:
@@ -17,14 +21,7 @@ if TYPE_CHECKING:
     from slurm_resilience.simulate.resume.sim_link import SimLink
 
 OF_GROWTH = (
-    ResumeFault.LENT_PREEMPTED,
-    ResumeFault.LENT_AT_LIMIT,
-    ResumeFault.LENT_REQUEUED,
-    ResumeFault.LENT_HELD,
-    ResumeFault.LENT_SUSPENDED,
-    ResumeFault.LENT_RESIZED,
-    ResumeFault.LENT_RENAMED,
-    ResumeFault.LENT_STEP_CANCELLED,
+    *OF_LENT_JOBS,
     ResumeFault.LENT_NODE_SICK,
     ResumeFault.RESIZED,
     ResumeFault.SUPERVISOR_STOPPED,

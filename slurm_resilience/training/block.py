@@ -364,8 +364,7 @@ class BlockRunner:
         return self._interrupter.tick(now)
 
     def _leave_if_asked(self) -> None:
-        if self._participant.planned_end.last_save.is_alone:
-            self._participant.save_alone()
+        self._participant.planned_end.end_alone()
         departure = self._participant.departure
         is_asked = departure.reason or departure.is_over
         if is_asked and departure.may_leave(self._mesh, self._participant.step):

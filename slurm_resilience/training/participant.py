@@ -19,9 +19,9 @@ from slurm_resilience.training.guards.replica_check import Checksums
 from slurm_resilience.training.guards.rule_guards import RuleGuards
 from slurm_resilience.training.guards.untracked_parts import ends_no_training
 from slurm_resilience.training.guards.witness import Correction, ReplicaFault, correction_line
-from slurm_resilience.training.leaving import term_signal
 from slurm_resilience.training.leaving.departure import Departure
-from slurm_resilience.training.leaving.last_save import ASKED_TO_END, LastSave
+from slurm_resilience.training.leaving.last_checkpoint import LastCheckpoint
+from slurm_resilience.training.leaving.last_save import LastSave
 from slurm_resilience.training.leaving.planned_end import PlannedEnd
 from slurm_resilience.training.loaders import Loaders
 from slurm_resilience.training.module_hooks import ModuleHooks
@@ -59,8 +59,11 @@ class Participant:
         self.weights = GradientWeights()
         self.hooks = ModuleHooks(self.point)
         self.updates = UpdateCount()
-        last_save = LastSave(where.core, self._save_last, self._look_soon, self._may_save_alone)
-        self.planned_end = PlannedEnd(last_save)
+        last = LastCheckpoint(
+            self.healer, self.write_out, core=where.core, is_whole=options.replica_size == 1
+        )
+        last_save = LastSave(where.core, last.write, self._look_soon, last.may_be_by_one)
+        self.planned_end = PlannedEnd(last_save, last.write_alone)
         heals = {"recovery", "state"} <= set(where.parts)
         self.guards = RuleGuards(options.digest_every, heals=heals)
         self.attempt = 0
@@ -165,10 +168,8 @@ class Participant:
             self.plan_change()
         view, step = group.view, self.step
         idles = checks and planned.idles(view.generation, step)
-        if planned.last_save.come_to(mesh, view, step, idles=idles):
-            self._end_lent(view)
-        ends_soon = is_planned or planned.last_save.has_promised(view)
-        if ends_soon or planned.departure.reason or lets_in:
+        is_last = planned.come_to(mesh, view, step, idles=idles)
+        if is_planned or is_last or planned.departure.reason or lets_in:
             planned.seen_news = -1
 
     def begin_steps(self) -> None:
@@ -177,15 +178,8 @@ class Participant:
         Raises:
             Interrupted: the world is over.
         """
-        view = self.group.view
-        if self.planned_end.last_save.enter(self.mesh, view, self.step):
-            self._end_lent(view)
+        self.planned_end.enter(self.mesh, self.group.view, self.step)
         self.check()
-
-    def _end_lent(self, view: View) -> None:
-        """Leave a training that has ended with its last checkpoint, on a rank that is lent."""
-        self.departure.is_over = True
-        self.mesh.over(GenerationEnd(view.generation, ASKED_TO_END, "", "join", step=self.step))
 
     def plan_change(self) -> None:
         """Have the world end soon where others wait to join, or this process is to leave. From any
@@ -222,52 +216,6 @@ class Participant:
 
     def _look_soon(self) -> None:
         self.planned_end.seen_news = -1
-
-    def _save_last(self) -> None:
-        """Write the last checkpoint, with all ranks of the world.
-
-        Raises:
-            Interrupted: the world has ended before it was written.
-        """
-        if self.write_out() and not self.healer.has_saved(self.step):
-            self.healer.save_last()
-            self.write_out()
-        if not self.healer.has_saved(self.step):
-            self.mesh.wait_for_end(PEER_WORD_SECONDS)
-            self.check()  # a rank is gone: the next world writes it
-        if self.group.rank == 0:
-            without = ", without a checkpoint of it" if self.healer.lacks_copy(self.step) else ""
-            log.warning("the training ends after step %d, as it was asked to%s", self.step, without)
-
-    def _may_save_alone(self) -> bool:
-        """Leave the mesh, so that the main thread writes the last checkpoint alone: where the ranks
-        that are left may form no world, each of them has the whole model, and this one is as far
-        as any. Tell whether it does."""
-        mesh, core = self.mesh, self.where.core
-        _, present, _ = mesh.picture()
-        asked = [one for one in present if one.peer.seat < core or not core]
-        whole = [one for one in asked if one.status.step >= 0 and not one.status.dirty]
-        best = max(whole, key=lambda one: (one.status.step, -one.peer.seat), default=None)
-        is_possible = self.options.replica_size == 1 and best is not None
-        is_first = not mesh.evicted and mesh.me.seat == min(one.peer.seat for one in asked)
-        if is_first and not is_possible:
-            log.warning("asked to end (SIGTERM), without a checkpoint: ranks are missing")
-        if best is None or not is_possible or best.peer.id != mesh.me.id or mesh.evicted:
-            return False
-        self.planned_end.last_save.is_alone = True
-        mesh.close("it was asked to end")
-        return True
-
-    def save_alone(self) -> None:
-        """Write the last checkpoint without the other ranks, outside of the block, and end."""
-        try:
-            self.healer.save_alone()
-        except Exception:
-            log.exception("no last checkpoint is written")
-        without = ", without a checkpoint of it" if self.healer.lacks_copy(self.step) else ""
-        text = "the training ends after step %d, as it was asked to (SIGTERM), with ranks missing%s"
-        log.warning(text, self.step, without)
-        term_signal.end()
 
     # -- telling the others -------------------------------------------------------------------
 

@@ -11,11 +11,14 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 pytest.importorskip("torch", reason="torch is not installed")
 
 from slurm_resilience.mesh.model import GenerationEnd
 from slurm_resilience.training.leaving import last_save, term_signal
+from slurm_resilience.training.leaving.last_checkpoint import LastCheckpoint
 from slurm_resilience.training.leaving.last_save import LastSave
 
 DEADLINE = 30.0
@@ -37,6 +40,7 @@ class FakeWorld:
         self.keys: dict[tuple[int, str], bytes] = {}
         self.is_left = False
         self.ends: list[GenerationEnd] = []
+        self.closed = ""
         members = [SimpleNamespace(peer=SimpleNamespace(seat=one)) for one in seats]
         self.view: Any = SimpleNamespace(generation=generation, members=members)
 
@@ -49,13 +53,16 @@ class FakeWorld:
     def over(self, end: GenerationEnd) -> None:
         self.ends.append(end)
 
+    def close(self, reason: str) -> None:
+        self.closed = reason
+
     def promises(self, *steps: int) -> None:
         """Each seat promises its last step."""
         for seat, step in enumerate(steps):
-            self.put(self.view.generation, f"{last_save.ASKED}{seat}", str(step).encode())
+            self.put(self.view.generation, f"{last_save.PROMISE}{seat}", str(step).encode())
 
     def promised(self, seat: int) -> bytes | None:
-        return self.peek(self.view.generation, f"{last_save.ASKED}{seat}")
+        return self.peek(self.view.generation, f"{last_save.PROMISE}{seat}")
 
     def __call__(self) -> Any:
         return self, self.view
@@ -89,7 +96,7 @@ def inside(world: Any, step: int = 3, **how: Any) -> LastSave:
 def test_a_rank_promises_the_step_that_it_may_be_in(caplog: pytest.LogCaptureFixture) -> None:
     first = of(0, [0, 1])
     save = inside(first)
-    first.put(1, f"{last_save.ASKED}1", b"3")
+    first.put(1, f"{last_save.PROMISE}1", b"3")
     assert comes(save, first)
     assert first.promised(0) == b"4" and save.has_promised(first.view)
     assert caplog.text.count("all ranks were asked to end") == 1
@@ -99,7 +106,7 @@ def test_the_highest_promise_is_the_last_step() -> None:
     """A rank that has begun another step meanwhile waits in it for the others."""
     saved: list[int] = []
     world = of(0, [0, 1])
-    save = inside(world, save=lambda: saved.append(1))
+    save = inside(world, save=lambda *_: saved.append(1))
     save._promise(world, world.view, lambda: 3, begun=1)
     world.promises(4, 5)
     assert not save.come_to(world, world.view, 3)
@@ -140,9 +147,9 @@ def test_no_rank_promises_before_its_state_is_whole() -> None:
 def test_a_world_that_begins_after_the_request_makes_no_further_step() -> None:
     saved: list[int] = []
     world = of(0, [0, 1], 2)
-    world.put(2, f"{last_save.ASKED}1", b"3")
+    world.put(2, f"{last_save.PROMISE}1", b"3")
     world.put(2, f"{last_save.SAVED}1", b"1")
-    save = LastSave(core=1, save=lambda: saved.append(1))
+    save = LastSave(core=1, save=lambda *_: saved.append(1))
     save.is_asked = True
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(term_signal, "end", lambda: saved.append(2))
@@ -166,7 +173,7 @@ def test_a_lent_rank_promises_when_all_others_have() -> None:
     save = inside(lent, core=1)
     save.promise_with_others(lent, lent.view, lambda: 3)
     assert lent.promised(1) is None
-    lent.put(1, f"{last_save.ASKED}0", b"4")
+    lent.put(1, f"{last_save.PROMISE}0", b"4")
     save.promise_with_others(lent, lent.view, lambda: 3)
     assert lent.promised(1) == b"4"
     own = of(0, [0, 1])
@@ -199,13 +206,14 @@ def test_a_rank_that_no_world_takes_in_ends() -> None:
 def test_a_rank_that_saves_alone_is_given_its_time(monkeypatch: pytest.MonkeyPatch) -> None:
     lonely, asked = of(0, [0]), list[int]()
 
-    def alone() -> bool:
+    def alone(_: Any) -> bool:
         asked.append(1)
         save._closing.set()
         return True
 
     save = LastSave(alone=alone)
     assert save._comes_to_end(lambda: (lonely, None), lambda: 3) and asked == [1]
+    assert save.is_alone and lonely.closed
 
 
 def test_a_checkpoint_takes_as_long_as_it_takes(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -315,3 +323,49 @@ def test_a_handler_that_the_program_has_set_meanwhile_stays() -> None:
         ask()
 
     assert in_child(act) == (0, "mine\nwritten\nmine\n")
+
+
+def present(seat: int, step: int, *, dirty: bool = False) -> Any:
+    peer, status = (
+        SimpleNamespace(id=f"p{seat}", seat=seat),
+        SimpleNamespace(step=step, dirty=dirty),
+    )
+    return SimpleNamespace(peer=peer, status=status)
+
+
+def one_saves(
+    here: int, *ranks: Any, core: int = 0, is_whole: bool = True, evicted: str = ""
+) -> bool:
+    """Ask the rank in a seat where no world comes any more."""
+    mesh: Any = SimpleNamespace(
+        me=SimpleNamespace(id=f"p{here}", seat=here),
+        evicted=evicted,
+        picture=lambda: ((), list(ranks), ()),
+    )
+    healer: Any = SimpleNamespace()
+    checkpoint = LastCheckpoint(healer, lambda: True, core=core, is_whole=is_whole)
+    return checkpoint.may_be_by_one(mesh)
+
+
+@settings(deadline=None)
+@given(
+    st.lists(st.tuples(st.integers(-1, 5), st.booleans()), min_size=1, max_size=6),
+    st.integers(0, 6),
+)
+def test_one_rank_saves_alone_and_none_has_more(ranks: list[tuple[int, bool]], core: int) -> None:
+    all_of_them = [present(seat, step, dirty=dirty) for seat, (step, dirty) in enumerate(ranks)]
+    savers = [seat for seat in range(len(ranks)) if one_saves(seat, *all_of_them, core=core)]
+    asked = all_of_them[: core or None]
+    whole = [one.status.step for one in asked if one.status.step >= 0 and not one.status.dirty]
+    assert len(savers) == bool(whole)
+    assert [all_of_them[seat].status.step for seat in savers] == ([max(whole)] if whole else [])
+
+
+def test_no_rank_saves_a_part_of_a_model_or_what_others_went_on_from(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    assert one_saves(1, present(1, 3))
+    assert not one_saves(1, present(1, 3), evicted="it was silent")
+    assert not caplog.text
+    assert not one_saves(1, present(1, 3), is_whole=False)
+    assert caplog.text.count("without a checkpoint: ranks are missing") == 1

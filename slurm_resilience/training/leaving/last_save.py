@@ -30,7 +30,7 @@ from slurm_resilience.training.leaving.term_signal import TermSignal
 
 log = logging.getLogger("sres.training")
 
-ASKED = "sres/asked/"
+PROMISE = "sres/asked/"
 """Before the number of a seat: a key that says that its rank was asked to end, and the last step
 that it begins before all others have said so."""
 SAVED = "sres/saved/"
@@ -56,16 +56,15 @@ class LastSave:
             all are.
         save: writes a checkpoint, with all ranks of the world.
         wake: has the main thread look at the next place between two steps.
-        alone: has the main thread save what this rank has, where no world comes any more; tells
-            whether it does.
+        alone: tells, where no world comes any more, whether this rank is to save what it has.
     """
 
     def __init__(
         self,
         core: int = 0,
-        save: Callable[[], None] = lambda: None,
+        save: Callable[[Mesh, View], None] = lambda *_: None,
         wake: Callable[[], None] = lambda: None,
-        alone: Callable[[], bool] = lambda: False,
+        alone: Callable[[Mesh], bool] = lambda _: False,
     ) -> None:
         self._core = core
         self._save = save
@@ -132,9 +131,12 @@ class LastSave:
             found = world()
             if found is None or now > last:
                 return False
-            if now > seen + BETWEEN_SECONDS:
-                return self._alone() and self._closing.wait(STEP_SECONDS)
             mesh, view = found
+            if now > seen + BETWEEN_SECONDS:
+                self.is_alone = self._alone(mesh)
+                if self.is_alone:  # the main thread leaves the mesh, and saves
+                    mesh.close("it was asked to end")
+                return self.is_alone and self._closing.wait(STEP_SECONDS)
             if view is None:
                 continue
             seen = now
@@ -168,7 +170,7 @@ class LastSave:
             # before is the next one.
             self._wake()
             self._promised = (view.generation, step() + begun)
-        mesh.put(view.generation, f"{ASKED}{mesh.me.seat}", str(self._promised[1]).encode())
+        mesh.put(view.generation, f"{PROMISE}{mesh.me.seat}", str(self._promised[1]).encode())
         return True
 
     def promise_with_others(self, mesh: Mesh, view: View, step: Callable[[], int]) -> None:
@@ -235,7 +237,7 @@ class LastSave:
         self._tell(mesh, view)
         self._saves.set()
         try:
-            self._save()
+            self._save(mesh, view)
         finally:
             self._saves.clear()
         self._wait_for_parts(mesh, view)
@@ -245,7 +247,7 @@ class LastSave:
 
     def _last_step(self, mesh: Mesh, view: View) -> int | None:
         """Return the training's last step; None: not all ranks have promised."""
-        said = [mesh.peek(view.generation, f"{ASKED}{seat}") for seat in _seats(view)]
+        said = [mesh.peek(view.generation, f"{PROMISE}{seat}") for seat in _seats(view)]
         promised = [int(one) for one in said if one is not None]
         return max(promised) if len(promised) == len(said) else None
 
@@ -253,7 +255,7 @@ class LastSave:
         """Return the seats that are asked together, and whose ranks have not said that they
         were."""
         asked = [seat for seat in _seats(view) if seat < self._core or not self._core]
-        return [seat for seat in asked if mesh.peek(view.generation, f"{ASKED}{seat}") is None]
+        return [seat for seat in asked if mesh.peek(view.generation, f"{PROMISE}{seat}") is None]
 
     def _tell(self, mesh: Mesh, view: View) -> None:
         with self._lock:

@@ -10,20 +10,28 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from slurm_resilience.mesh.mesh import Mesh
-from slurm_resilience.mesh.model import GenerationEnd
+from slurm_resilience.mesh.model import GenerationEnd, View
 from slurm_resilience.training.leaving.departure import Departure
-from slurm_resilience.training.leaving.last_save import LastSave
+from slurm_resilience.training.leaving.last_save import ASKED_TO_END, LastSave
 
 LAST_STEP = "sres/last-step"
 """The key that holds a world's last step, and why it ends."""
 
 
 class PlannedEnd:
-    """The end of the present world, as this rank knows it."""
+    """The end of the present world, as this rank knows it.
 
-    def __init__(self, last_save: LastSave | None = None) -> None:
+    Args:
+        last_save: the request to end the training.
+        write_alone: writes the last checkpoint without the other ranks, and ends this process.
+    """
+
+    def __init__(
+        self, last_save: LastSave | None = None, write_alone: Callable[[], None] = lambda: None
+    ) -> None:
         self.departure = Departure()
         self.last_save = last_save or LastSave()
+        self._write_alone = write_alone
         self.seen_news = -1
         """The mesh's news that were looked at, and left nothing to do; negative: they did."""
         self._looked_at = (0, -1)
@@ -74,6 +82,42 @@ class PlannedEnd:
         """
         before, self._checked_at = self._checked_at, (generation, step)
         return before == self._checked_at
+
+    def enter(self, mesh: Mesh, view: View, step: int) -> None:
+        """Note that this rank's state is whole in a world, and no step of it has begun.
+
+        Args:
+            mesh: this process among the others.
+            view: the world.
+            step: committed steps.
+        """
+        if self.last_save.enter(mesh, view, step):
+            self._end_lent(mesh, view, step)
+
+    def come_to(self, mesh: Mesh, view: View, step: int, *, idles: bool) -> bool:
+        """End, between two steps, with the last checkpoint of a training that was asked to end;
+        tell whether the end is to come.
+
+        Args:
+            mesh: this process among the others.
+            view: the world.
+            step: committed steps.
+            idles: the program asks again, and has made no step meanwhile.
+        """
+        if self.last_save.come_to(mesh, view, step, idles=idles):
+            self._end_lent(mesh, view, step)
+        return self.last_save.has_promised(view)
+
+    def end_alone(self) -> None:
+        """End with a checkpoint by this rank alone, outside of the block, where no world comes any
+        more in which all could write it."""
+        if self.last_save.is_alone:
+            self._write_alone()
+
+    def _end_lent(self, mesh: Mesh, view: View, step: int) -> None:
+        """Leave a training that has ended with its last checkpoint, on a rank that is lent."""
+        self.departure.is_over = True
+        mesh.over(GenerationEnd(view.generation, ASKED_TO_END, "", "join", step=step))
 
     def close(self, write_out: Callable[[], None]) -> None:
         """End with the training: SIGTERM is the program's own again.

@@ -21,7 +21,7 @@ from torch import nn  # noqa: E402
 
 from slurm_resilience.errors import CheckpointError, UsageError  # noqa: E402
 from slurm_resilience.resume import attempt  # noqa: E402
-from slurm_resilience.training.checkpoint import Checkpointer  # noqa: E402
+from slurm_resilience.training.checkpoint import Checkpointer, writing  # noqa: E402
 from slurm_resilience.training.checkpoint.agreement import one_line  # noqa: E402
 from slurm_resilience.training.state import Tracked  # noqa: E402
 
@@ -432,3 +432,29 @@ def test_what_is_certified_stays_on_the_disk(tmp_path: Path) -> None:
         keeper.save(step, {"weights": torch.zeros(1000)}, blocking=True)
     assert keeper.close()
     assert keeper._catalog.steps() == [50, 40, 10]
+
+
+def test_a_save_that_hangs_is_told_of(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nothing else says that a training makes no checkpoint any more."""
+    goes_on, write = threading.Event(), writing._write
+
+    def hangs(*args: Any) -> Path:
+        goes_on.wait()
+        return write(*args)
+
+    monkeypatch.setattr(writing, "_write", hangs)
+    checkpointer = Checkpointer(tmp_path)
+    state = {"weights": torch.zeros(10)}
+    checkpointer.save(1, state)
+    checkpointer.save(2, state)
+    assert not lines(caplog)
+    monkeypatch.setattr("slurm_resilience.training.checkpoint.checkpointer.SLOW_SECONDS", 0.0)
+    assert not checkpointer.wait(0.01)
+    checkpointer._slow = (1, 3600.0)
+    checkpointer.save(3, state)
+    (line,) = lines(caplog)
+    assert "step 1 is still being written" in line and str(tmp_path) in line
+    goes_on.set()
+    assert checkpointer.close()

@@ -61,6 +61,8 @@ class CheckpointCatalog:
         self._bad: dict[int, tuple[Print, str]] = {}
         self._complained: set[str] = set()
         self._manifests: dict[int, tuple[Print, Manifest]] = {}
+        self.announced = -1
+        """The last answer of `readable`: others may rely on it."""
 
     def at(self, step: int) -> Path:
         return self.path / names.done(step)
@@ -132,6 +134,10 @@ class CheckpointCatalog:
 
         Cheap: looks at names and sizes, reads no content.
         """
+        self.announced = self._first_complete()
+        return self.announced
+
+    def _first_complete(self) -> int:
         try:
             steps = self.certificates.in_order(self.steps())
         except CheckpointError as error:

@@ -26,6 +26,9 @@ from slurm_resilience.training.checkpoint.staging import StagingBuffers
 
 log = logging.getLogger(__name__)
 
+SLOW_SECONDS = 60.0
+"""A save that another one waits for, or the end of the training, is told of from so many seconds
+on; and each time when that has doubled."""
 PARTED_SECONDS = 2.0
 """A rank's death breaks the connections of a save at once; the world is left so much later."""
 
@@ -104,7 +107,8 @@ class Checkpointer:
         self._thread: threading.Thread | None = None
         self._in_flight: set[str] = set()
         self._loading: set[int] = set()
-        self._announced = -1
+        self._slow = (-1, 0.0)
+        """Step of the save that was told of as slow, and the seconds that it had taken."""
 
     def due(self, step: int) -> bool:
         """Tell whether a checkpoint is due after ``step`` completed steps."""
@@ -149,7 +153,11 @@ class Checkpointer:
             flat = state_tree.take_apart(state, self.per_rank, SaveAgreement(group).rank)
             planner = self._stage.take(flat, group, broken_off)
             self.counts.staging_ms = (time.perf_counter() - began) * 1e3
-        job = writing.SaveJob(step, planner, group, broken_off, threading.Event())
+        else:
+            self._tell_slow()
+        job = writing.SaveJob(
+            step, planner, group, broken_off, threading.Event(), SYSTEM_CLOCK.monotonic()
+        )
         with self._idle:
             self._open.append(job)
             self._catalog.certificates.begin(step)
@@ -181,6 +189,7 @@ class Checkpointer:
         except RuntimeError:
             if timeout is None:
                 raise
+        self._tell_slow()
         with self._idle:
             return self._idle.wait_for(lambda: not self._open, timeout)
 
@@ -215,8 +224,7 @@ class Checkpointer:
         Names and sizes are compared with the manifest; content is not read. The peers may rely on
         the answer, so this one is not pruned before the next call.
         """
-        self._announced = self._catalog.readable()
-        return self._announced
+        return self._catalog.readable()
 
     def latest(self, group: dist.ProcessGroup | None = None) -> int:
         """Return the newest step with a verified checkpoint; -1: none.
@@ -303,7 +311,7 @@ class Checkpointer:
             self.keep,
             writing.me(),
             set(self._in_flight),
-            self._loading | {self._announced, self.certified},
+            self._loading | {self._catalog.announced, self.certified},
         )
 
     def _quiet(self, group: dist.ProcessGroup | None) -> None:
@@ -392,6 +400,26 @@ class Checkpointer:
                 job.step,
                 counts.in_a_row,
                 text,
+            )
+
+    def _tell_slow(self) -> None:
+        """Tell that the save under way takes long: of a disk that hangs nothing else is heard."""
+        with self._idle:
+            job = next((one for one in self._open if not one.broken_off.is_set()), None)
+        if job is None:
+            return
+        took = SYSTEM_CLOCK.monotonic() - job.began
+        step, told = self._slow
+        if took < (2 * told if step == job.step else SLOW_SECONDS):
+            return
+        self._slow = (job.step, took)
+        if writing.leads(job):
+            log.warning(
+                "checkpoint of step %d is still being written after %.0f s, and no other one can "
+                "be meanwhile: does the disk of %s hang, on a node?",
+                job.step,
+                took,
+                self._catalog.path,
             )
 
     def _announce(self, step: int) -> None:

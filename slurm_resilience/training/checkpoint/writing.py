@@ -55,6 +55,8 @@ class SaveJob(NamedTuple):
     """Set when its ranks part."""
     decided: threading.Event
     """Set when its ranks have agreed to write it, or it has ended."""
+    began: float
+    """On the monotonic clock."""
 
     def parted(self, timeout: float) -> bool:
         """Tell whether its ranks part, within so many seconds."""

@@ -20,6 +20,7 @@ from slurm_resilience.training.options import Options
 from slurm_resilience.training.process_group import ProcessGroups
 from slurm_resilience.training.process_group.form import GroupUse
 from slurm_resilience.training.rank_environment import RankEnvironment
+from slurm_resilience.training.recovery.checkpoint_look import CheckpointLook
 from slurm_resilience.training.recovery.exceptions import Unrecoverable
 from slurm_resilience.training.state import HealFailed, parts, rng
 from slurm_resilience.training.state.switches import Switches
@@ -82,6 +83,11 @@ class Healer:
         self.last: dict[str, Any] = {}
         """Result of the last healing, for the log and the bench."""
 
+    @functools.cached_property
+    def _checkpoint_look(self) -> CheckpointLook | None:
+        keeper = self._options.checkpointer
+        return CheckpointLook(keeper, self._options.abort_timeout) if keeper is not None else None
+
     @property
     def keeps_copies(self) -> bool:
         """Tell whether some steps are copied, to memory or to a disk."""
@@ -123,7 +129,7 @@ class Healer:
     def status(self, phase: Phase, view: View | None) -> PeerStatus:
         """Return what the others should know of this process's state."""
         progress = self.progress
-        keeper = self._options.checkpointer
+        look, has_state = self._checkpoint_look, progress.step >= 0
         return PeerStatus(
             phase=phase,
             generation=view.generation if view else 0,
@@ -133,7 +139,7 @@ class Healer:
             digest=self._digest if phase != "running" else "",
             snapshot=self._partner.step if self._partner else -1,
             keeps=self._partner.keeps if self._partner else (),
-            disk=-1 if keeper is None or phase == "running" else keeper.readable(),
+            disk=-1 if look is None or phase == "running" else look.newest(has_state=has_state),
         )
 
     def heal(self, objects: dict[str, Any], group: ProcessGroups, mesh: Mesh) -> int:

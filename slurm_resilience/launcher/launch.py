@@ -46,6 +46,8 @@ _RETRY_SECONDS = 1.0
 """Seconds until the next attempt when the system refuses a process."""
 _REFUSED_SECONDS = 60.0
 """It may do so for so long before that counts as one replacement."""
+_KILLED_SECONDS = 10.0
+"""A process that was killed, and has not ended by then, waits in the kernel: it is told."""
 _FAILING_SECONDS = 1.0
 """After a rank has said that it fails, until the other nodes are told, unless it has ended. Where
 one of theirs was killed, that is known sooner, and is the cause."""
@@ -188,7 +190,18 @@ class Launcher:
     def _end_stuck(self, seat: Seat, process: Process) -> None:
         if seat.process is process:
             say(f"rank {seat.number}: failed {self._job.grace.failed:g} s ago, and does not end")
-            process.signal(signal.SIGKILL)
+            self._kill(seat, process)
+
+    def _kill(self, seat: Seat, process: Process) -> None:
+        process.signal(signal.SIGKILL)
+        self._loop.call_later(_KILLED_SECONDS, self._say_stuck, seat, process)
+
+    def _say_stuck(self, seat: Seat, process: Process) -> None:
+        if seat.process is process:
+            say(
+                f"rank {seat.number}: process {process.pid} does not end, though it was killed: it "
+                "waits for a disk or a device of this node. A new one comes when it has ended"
+            )
 
     def _ended(self, process: Process, code: int) -> None:
         seat = self._seat_of(process)
@@ -576,7 +589,7 @@ class Launcher:
                 if process.pid == note.evict:
                     seat.evicted = note.reason or "its peers say so"
                     if process is not reaped:
-                        process.signal(signal.SIGKILL)
+                        self._kill(seat, process)
                 elif process.pid == note.ready:
                     self._standbys.now()
                 elif process.pid in (note.enters, note.leaves):

@@ -25,11 +25,17 @@ def no_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-def dead_server(tmp_path: Path) -> Iterator[Path]:
+def release(tmp_path: Path) -> Path:
+    """A file whose being there lets the look-ups in `dead_server` go on."""
+    return tmp_path / "release"
+
+
+@pytest.fixture
+def dead_server(tmp_path: Path, release: Path) -> Iterator[Path]:
     """A directory whose every look-up waits in the kernel, where SIGKILL does not end it."""
     if os.geteuid() != 0 or not Path("/dev/fuse").exists():
         pytest.skip("needs FUSE: only root may mount")
-    where, release = tmp_path / "mounted", tmp_path / "release"
+    where = tmp_path / "mounted"
     where.mkdir()
     program = Path(__file__).parents[1] / "cluster" / "hung_fs.py"
     words = [sys.executable, program, where, release]

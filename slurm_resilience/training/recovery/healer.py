@@ -175,9 +175,11 @@ class Healer:
         if rank == 0 and found.kind != "nothing":
             log.warning("generation %d: %s", view.counter, found.reason)
             if found.kind == "fresh" and any(m.peer.incarnation for m in view.members):
+                advice = " (give `resilient` a Checkpointer)" * (self._options.checkpointer is None)
                 log.error(
                     "every process that had state is gone and there is no checkpoint: "
-                    "training begins from scratch (give `resilient` a Checkpointer)"
+                    "training begins from scratch%s",
+                    advice,
                 )
         report = None
         if found.kind == "impossible":

@@ -27,7 +27,7 @@ from torch.distributed.fsdp import fully_shard  # noqa: E402
 from torch.distributed.tensor import DTensor  # noqa: E402
 
 from slurm_resilience.errors import CheckpointError  # noqa: E402
-from slurm_resilience.training.checkpoint import Checkpointer, writing  # noqa: E402
+from slurm_resilience.training.checkpoint import Checkpointer, checkpointer, writing  # noqa: E402
 from slurm_resilience.training.checkpoint.agreement import (  # noqa: E402
     SaveAgreement,
     one_line,
@@ -416,3 +416,25 @@ def test_a_world_that_ended_before_a_checkpoint_was_written_is_named(tmp_path: P
         said = run.result(0)
     assert len(said) >= 4
     assert set(said) == {"its world ended before it was written whole"}
+
+
+def fails_and_parts_later(rank: int, _: int, group: Any, directory: str) -> tuple[int, list[str]]:
+    """The connections of a save break before this rank hears that its world has ended."""
+    told: list[str] = []
+    keeper, write = Checkpointer(directory), writing.write
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(checkpointer.log, "error", lambda text, *more: told.append(text % more))
+        patch.setattr(writing, "write", broken_off)
+        keeper.save(1, {"model": torch.nn.Linear(2, 2)}, group)
+        assert keeper.wait(DEADLINE)
+        patch.setattr(writing, "write", write)
+        keeper.break_off()
+        keeper.save(2, {"model": torch.nn.Linear(2, 2)}, dist.new_group(backend="gloo"))
+        assert keeper.wait(DEADLINE)
+    return keeper.counts.in_a_row, told
+
+
+def test_a_save_that_the_end_of_its_world_broke_off_is_no_failure(tmp_path: Path) -> None:
+    """Each fault had such a line, and the next save waited for it."""
+    with ranks(tmp_path, 2, fails_and_parts_later, str(tmp_path / "checkpoints")) as run:
+        assert run.results() == [(0, [])] * 2

@@ -204,7 +204,7 @@ def test_the_pruner_takes_a_name_away_before_the_content(tmp_path: Path) -> None
     me = SaveOwner("", "here", os.getpid(), "a")
     other = tmp_path / temporary(4, SaveOwner("", "elsewhere", 7, "b"))
     other.mkdir()
-    assert shelf.prune(1, me, set(), {1}) == ["step-000002"]
+    assert shelf.prune(1, me, {1}) == ["step-000002"]
     assert sorted(path.name for path in tmp_path.iterdir()) == sorted(
         ["step-000001", "step-000003", other.name]
     )

@@ -61,6 +61,8 @@ class CheckpointCatalog:
         self._bad: dict[int, tuple[Print, str]] = {}
         self._complained: set[str] = set()
         self._manifests: dict[int, tuple[Print, Manifest]] = {}
+        self.in_flight: set[str] = set()
+        """Names that this process is writing now: they are not pruned."""
         self.announced = -1
         """The last answer of `readable`: others may rely on it."""
 
@@ -160,9 +162,7 @@ class CheckpointCatalog:
             self._complained.add(text)
         log.warning(text)
 
-    def prune(
-        self, keep: int, me: names.SaveOwner, in_flight: set[str], loading: set[int]
-    ) -> list[str]:
+    def prune(self, keep: int, me: names.SaveOwner, loading: set[int]) -> list[str]:
         """Delete what is not needed any more; the names of what went.
 
         Only the valid attempt may do this. A directory is renamed before it is deleted, so that
@@ -177,7 +177,7 @@ class CheckpointCatalog:
             except Damaged:
                 bad.append(step)
         gone = [names.done(step) for step in names.surplus(good, bad, keep, loading)]
-        gone += names.dead(self._temporaries(), me, in_flight, set(psutil.pids()))
+        gone += names.dead(self._temporaries(), me, set(self.in_flight), set(psutil.pids()))
         return [name for name in gone if self._delete(name, me)]
 
     def _temporaries(self) -> list[names.Temporary]:

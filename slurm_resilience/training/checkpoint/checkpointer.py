@@ -105,7 +105,9 @@ class Checkpointer:
         """The saves under way."""
         self._idle = threading.Condition()
         self._thread: threading.Thread | None = None
-        self._in_flight: set[str] = set()
+        self._parted = threading.Event()
+        """Set when the ranks part that save together now: all their saves hold it, one that has
+        failed, too, and still waits to learn whether it was for that."""
         self._loading: set[int] = set()
         self._slow = (-1, 0.0)
         """Step of the save that was told of as slow, and the seconds that it had taken."""
@@ -148,7 +150,7 @@ class Checkpointer:
         with self._idle:
             free = all(job.broken_off.is_set() for job in self._open)
         began = time.perf_counter()
-        planner, broken_off = None, threading.Event()
+        planner, broken_off = None, self._parted
         if free:
             flat = state_tree.take_apart(state, self.per_rank, SaveAgreement(group).rank)
             planner = self._stage.take(flat, group, broken_off)
@@ -173,9 +175,8 @@ class Checkpointer:
     def break_off(self) -> None:
         """Note that the ranks which save together part, so that what is under way has failed: it
         ends as soon as it can, and the next save does not wait for that."""
-        with self._idle:
-            for job in self._open:
-                job.broken_off.set()
+        self._parted.set()
+        self._parted = threading.Event()
 
     def wait(self, timeout: float | None = None) -> bool:
         """Wait until nothing is being written; False when ``timeout`` seconds were not enough.
@@ -310,7 +311,6 @@ class Checkpointer:
         return self._catalog.prune(
             self.keep,
             writing.me(),
-            set(self._in_flight),
             self._loading | {self._catalog.announced, self.certified},
         )
 
@@ -351,7 +351,7 @@ class Checkpointer:
         counts, began = self.counts, time.perf_counter()
         counts.skipped_in = None
         try:
-            writing.write(job, self._catalog, self._in_flight)
+            writing.write(job, self._catalog)
         except writing.Skipped as reason:
             counts.skipped += 1
             counts.skipped_in = job.group

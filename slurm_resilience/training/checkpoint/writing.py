@@ -107,13 +107,12 @@ def leads(job: SaveJob) -> bool:
     return False
 
 
-def write(job: SaveJob, catalog: CheckpointCatalog, in_flight: set[str]) -> Path:
+def write(job: SaveJob, catalog: CheckpointCatalog) -> Path:
     """Do one save; every rank of the group calls this.
 
     Args:
         job: its copies.
         catalog: the directory to write to.
-        in_flight: names being written, kept up to date for the one that prunes.
 
     Returns:
         The finished directory.
@@ -134,11 +133,11 @@ def write(job: SaveJob, catalog: CheckpointCatalog, in_flight: set[str]) -> Path
         raise Skipped(f"rank {busy[0]} was still writing the one before")
     job.decided.set()
     name = said[0].name
-    in_flight.add(name)
+    catalog.in_flight.add(name)
     try:
         return _write(job, job.planner, team, catalog, catalog.path / name)
     finally:
-        in_flight.discard(name)
+        catalog.in_flight.discard(name)
 
 
 def _write(

@@ -209,7 +209,7 @@ def test_the_pruner_takes_a_name_away_before_the_content(tmp_path: Path) -> None
         ["step-000001", "step-000003", other.name]
     )
     os.utime(other, (0, 0))
-    assert shelf.prune(1, me, set(), set()) == ["step-000001", other.name]
+    assert shelf.prune(1, me, set()) == ["step-000001", other.name]
     assert [path.name for path in tmp_path.iterdir()] == ["step-000003"]
 
 

@@ -297,6 +297,9 @@ def test_a_microbatch_without_its_backward_is_refused() -> None:
     _, step = alone()
     with pytest.raises(UsageError, match="was called for 0 of this rank's 8"):
         step.refuse_unfinished()
+    _, step = alone()
+    with pytest.raises(UsageError, match="in the loop that takes them"):
+        list(step)
 
 
 def test_a_second_backward_or_a_second_loop_is_refused() -> None:

@@ -183,8 +183,8 @@ class MicrobatchStep:
         if self._turn is Turn.GIVEN or (whole and self._turn is Turn.WAITING):
             raise UsageError(
                 f"step.backward(loss) was called for {self._at + (self._turn is Turn.WAITING)} of "
-                f"this rank's {len(self._calls)} microbatches: call it once for each one before "
-                "s.update()"
+                f"this rank's {len(self._calls)} microbatches: call it once for each one, in the "
+                "loop that takes them (not after a list of them), before s.update()"
             )
 
 

@@ -189,6 +189,15 @@ def test_a_rank_that_is_asked_alone_ends(caplog: pytest.LogCaptureFixture) -> No
     assert "SIGTERM came to this rank, and not to seat 1" in caplog.text
 
 
+def test_lent_ranks_alone_go_on_with_the_training() -> None:
+    """All ranks of the job itself are replaced at once, or stopped: no rank was asked."""
+    world = of(2, [2])
+    save = inside(world, core=2)
+    assert not save.enter(world, world.view, 3)
+    save.promise_with_others(world, world.view, lambda: 3)
+    assert world.promised(2) is None
+
+
 def test_a_lent_rank_need_not_be_asked() -> None:
     world = of(0, [0, 1])
     assert comes(inside(world, core=1), world)

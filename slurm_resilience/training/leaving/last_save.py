@@ -182,7 +182,7 @@ class LastSave:
             view: the world.
             step: returns the committed steps.
         """
-        if 0 < self._core <= mesh.me.seat and not self._silent(mesh, view):
+        if self._follows(mesh, view):
             self._promise(mesh, view, step, begun=1)
 
     def enter(self, mesh: Mesh, view: View, step: int) -> bool:
@@ -196,8 +196,7 @@ class LastSave:
         """
         with self._lock:
             self._entered = view.generation
-        is_lent = 0 < self._core <= mesh.me.seat
-        if self.is_asked or (is_lent and not self._silent(mesh, view)):
+        if self.is_asked or self._follows(mesh, view):
             self._promise(mesh, view, lambda: step, begun=0)
         return self.come_to(mesh, view, step)
 
@@ -250,6 +249,12 @@ class LastSave:
         said = [mesh.peek(view.generation, f"{PROMISE}{seat}") for seat in _seats(view)]
         promised = [int(one) for one in said if one is not None]
         return max(promised) if len(promised) == len(said) else None
+
+    def _follows(self, mesh: Mesh, view: View) -> bool:
+        """Return whether this rank is lent, and ends with those that were asked: there are some,
+        and all have said so."""
+        is_lent = 0 < self._core <= mesh.me.seat
+        return is_lent and min(_seats(view)) < self._core and not self._silent(mesh, view)
 
     def _silent(self, mesh: Mesh, view: View) -> list[int]:
         """Return the seats that are asked together, and whose ranks have not said that they

@@ -35,6 +35,7 @@ from slurm_resilience.mesh.dial_book import REFUSED_SECONDS, DialAddress, DialBo
 from slurm_resilience.mesh.fair_lock import FairLock
 from slurm_resilience.mesh.messages import Message
 from slurm_resilience.mesh.model import CloseCause, Peer, PeerStatus
+from slurm_resilience.mesh.parting import part
 from slurm_resilience.mesh.resolver import NotYet
 
 log = logging.getLogger("sres.mesh")
@@ -302,10 +303,7 @@ class Transport:
         finally:
             with self.lock:
                 self._closing = True
-                for connection in self.connections.values():
-                    with contextlib.suppress(WireError):
-                        connection.flush()
-                    connection.close()
+                connections = list(self.connections.values())
                 self.connections.clear()
                 if self._listener is not None:
                     self._listener.close()
@@ -315,6 +313,7 @@ class Transport:
                 Transport._all.discard(self)
                 wake, self._wake = self._wake, ENDED
                 os.close(wake)
+            part(connections)
 
     def _serve(self) -> None:
         wake_at = tended_at = SYSTEM_CLOCK.monotonic()

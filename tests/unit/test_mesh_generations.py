@@ -266,6 +266,24 @@ def test_stop_ends_all(tmp_path: Path) -> None:
                 mesh.meet(LIMIT)
 
 
+def test_a_last_word_is_heard_though_something_is_said_after_it(tmp_path: Path) -> None:
+    """A machine is busy: this process says something before it reads what the other one said."""
+    with crew(tmp_path, 2) as peers:
+        meshes = peers.several(2)
+        view = world(meshes)
+        with meshes[0].quiet():  # its thread reads nothing
+            meshes[1].stop(GenerationEnd(view.generation, "no sense", meshes[1].me.id, "stop"))
+            closing = threading.Thread(target=meshes[1].close)
+            closing.start()
+            until(lambda: not meshes[1]._transport.connections, "it is about to close")
+            for step in range(20):
+                meshes[0].say(PeerStatus("running", view.generation, step))
+                time.sleep(0.005)
+        with pytest.raises(Stopped, match="no sense"):
+            meshes[0].meet(LIMIT)
+        closing.join()
+
+
 def test_a_dead_node_is_given_up_by_all_and_by_itself(tmp_path: Path) -> None:
     with crew(tmp_path, 4) as peers:
         meshes = peers.several(4)

@@ -30,12 +30,12 @@ from slurm_resilience.mesh.connection import (
     ContactLost,
     OtherRelease,
     PeerConnection,
+    part,
 )
 from slurm_resilience.mesh.dial_book import REFUSED_SECONDS, DialAddress, DialBook
 from slurm_resilience.mesh.fair_lock import FairLock
 from slurm_resilience.mesh.messages import Message
 from slurm_resilience.mesh.model import CloseCause, Peer, PeerStatus
-from slurm_resilience.mesh.parting import part
 from slurm_resilience.mesh.resolver import NotYet
 
 log = logging.getLogger("sres.mesh")

@@ -19,6 +19,8 @@ from slurm_resilience.slurm.hostlists import fold
 
 LOOK_SECONDS = 0.5
 """Between two looks at the nodes of a step that has just failed."""
+_PERSONS = (EndWord.PERSON, EndWord.SIGNALLED)
+"""A person's words, unless Slurm preempts the job."""
 NAME_SECONDS = 0.5
 """sresctld marks a node in Slurm first, and names the fault to the supervisor right after."""
 
@@ -54,6 +56,8 @@ def gather_evidence(
     reported = end.word is EndWord.TRAINING
     interrupted = "" if reported else context.user_ended(step, end.stopped_by_us)
     asks = end.code != 0 and not interrupted
+    if end.code == 0 and not reported and step.only_signalled:
+        state = context.allocation.refresh()
     if asks:
         state = context.allocation.refresh()
         # Slurm releases srun in the moment of the mark, and sresctld names the fault right after.
@@ -63,10 +67,19 @@ def gather_evidence(
         state = context.allocation.state_now()
     # Slurm is asked about companions: it answers again by now if it was away.
     cancelled_part = _cancelled_part(context, end, ends)
-    cancelled = end.word is EndWord.PERSON or cancelled_part is not None
-    only_told = cancelled_part is not None and cancelled_part.only_signalled
-    preempted = only_told and state == "RUNNING" and context.allocation.is_preempted()
-    if asks and state == "RUNNING" and not (cancelled or reported):
+    cancelled = end.word in _PERSONS or cancelled_part is not None
+    only_told = end.word is EndWord.SIGNALLED or (
+        end.word is not EndWord.PERSON
+        and cancelled_part is not None
+        and cancelled_part.only_signalled
+    )
+    # Where Slurm's word on it was lost, tasks that it told to end look as if they had failed.
+    by_slurm = only_told or (asks and not cancelled)
+    preempted = by_slurm and state == "RUNNING" and context.allocation.is_preempted()
+    if only_told and state == "RUNNING" and not preempted:
+        # It may have taken the nodes in between.
+        state = context.allocation.refresh()
+    if asks and state == "RUNNING" and not (cancelled or reported or preempted):
         if not faulty:
             # A node may be at fault, and neither Slurm nor sresctld has said so yet.
             unused = {*_give_up_unused(context, end), *taken}

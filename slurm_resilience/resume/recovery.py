@@ -27,8 +27,10 @@ SUSPECT_SECONDS = 10.0
 
 SUSPENDED_LOOK_SECONDS = 5.0
 """Between two looks whether a suspended job runs again."""
-PREEMPTED_LOOK_SECONDS = 2.0
-"""Between two looks whether Slurm has taken a job that it preempts."""
+ASKED_SECONDS = 3.0
+"""Slurm was asked for so long after a step's end whether it preempts the job."""
+PREEMPTED_LOOK_SECONDS, PREEMPTED_SAY_SECONDS = 2.0, 60.0
+"""Between two looks whether Slurm has taken a job that it preempts, and two lines that tell so."""
 
 
 class NextAttempt(msgspec.Struct, frozen=True):
@@ -144,7 +146,7 @@ class Recovery:
         swap_failed, unanswered = "", 0
         doubtful: set[str] = set()
         while True:
-            if self._ends_while_suspended():
+            if self._ends_while_suspended() or self._is_preempted(attempt, history):
                 return None
             chosen = self._choose(cause, history, swap_failed, doubtful)
             if self._adds_doubts(chosen, nodes, doubtful):
@@ -180,7 +182,8 @@ class Recovery:
                     context.allocation.left_nodes.intersection_update(left_before)
                 swap_failed = f"the {what} failed ({error})"
                 continue
-            if obtained is None:
+            # It may have waited for nodes.
+            if obtained is None or self._is_preempted(attempt, history):
                 return None
             self._name_left(chosen, history)
             new_nodes, done = obtained
@@ -253,10 +256,29 @@ class Recovery:
                 return True
         return self._has_ended()
 
+    def _is_preempted(self, attempt: int, history: tuple[Ending, ...]) -> bool:
+        """Return whether Slurm is about to take the job's nodes: what began there now would be
+        killed. Stay until it does, where the job would be over else.
+
+        Args:
+            attempt: number of the last one.
+            history: all endings so far.
+        """
+        context = self._context
+        ending = history[-1] if history else None
+        just_asked = ending is not None and context.clock.now() - ending.ended_at < ASKED_SECONDS
+        if ending is None or just_asked or not context.allocation.is_preempted():
+            return False
+        report.say("not resumed here: Slurm preempts the job, and takes its nodes")
+        context.link.send(AttemptEnded(attempt, ending.code, "stop: Slurm preempts the job"))
+        self._job_over = True
+        self._wait_to_be_taken(msgspec.structs.replace(ending, preempted=True))
+        return True
+
     def _wait_to_be_taken(self, ending: Ending) -> None:
         """Wait until Slurm takes a job that it has begun to preempt, where one that ends within its
         GraceTime is over, and not requeued, whatever its PreemptMode."""
-        allocation = self._context.allocation
+        allocation, clock = self._context.allocation, self._context.clock
         if not (ending.preempted and allocation.job.may_be_requeued and allocation.ends_for_good()):
             return
         report.say(
@@ -264,9 +286,14 @@ class Recovery:
             "release starts no job again that ends before, even with PreemptMode=REQUEUE"
         )
         companion.release_all(allocation)
+        began = told = clock.monotonic()
         while allocation.state_now() in ("RUNNING", "SUSPENDED"):
-            if self._context.clock.wait(allocation.user_stop, PREEMPTED_LOOK_SECONDS):
+            if clock.wait(allocation.user_stop, PREEMPTED_LOOK_SECONDS):
                 return
+            now = clock.monotonic()
+            if now - told > PREEMPTED_SAY_SECONDS:
+                told = now
+                report.say(f"Slurm has not taken the nodes yet: {now - began:.0f} s")
         self._job_over = True
 
     def _has_ended(self) -> bool:

@@ -68,6 +68,7 @@ class Supervisor:
         has_plugin: bool,
         find_plugin: Callable[[], bool | None] | None = None,
         permits_expansion: bool,
+        preempts: bool = True,
         environment: Mapping[str, str],
         ports: Sequence[int] = (),
         clock: Clock | None = None,
@@ -90,6 +91,7 @@ class Supervisor:
             find_plugin: looks whether it still does, before each attempt but the first; None:
                 srun does not tell.
             permits_expansion: Slurm may grow jobs without GRES.
+            preempts: Slurm may preempt jobs.
             environment: the supervisor's own.
             ports: those that the site allows for srun; empty: any.
             clock: the time; None: the machine's.
@@ -112,6 +114,7 @@ class Supervisor:
             user_stop,
             patience=config.resume.slurmctld_wait,
             permits_expansion=permits_expansion,
+            preempts=preempts,
             clock=clock,
             nodes=nodes,
         )

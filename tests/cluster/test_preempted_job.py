@@ -6,6 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import pytest
 from jobs import Job
 
 from slurm_resilience.lab import Lab, LabSpec
@@ -15,10 +16,16 @@ GRACE_SECONDS = 8
 MAIN = f"main Nodes=ALL Default=YES MaxTime=INFINITE GraceTime={GRACE_SECONDS}"
 
 
+RESUMED = "srun --auto-resume=1"
+LEAVING = RESUMED + """ sh -c 'trap "exit 0" TERM; "$0" & wait $!; code=$?; sleep 1; exit $code'"""
+"""As a program that has saved its work."""
+
+
+@pytest.mark.parametrize("srun", [RESUMED, LEAVING], ids=["killed", "leaving"])
 def test_a_job_that_ends_in_its_grace_time_is_requeued(
-    fresh_lab: Callable[[LabSpec], Lab], wait_for: WaitFor, tmp_path: Path
+    fresh_lab: Callable[[LabSpec], Lab], wait_for: WaitFor, tmp_path: Path, srun: str
 ) -> None:
-    """Its step ended when it was told to, the script with it: to Slurm it had failed by itself."""
+    """Its step ended when it was told to, the script with it: to Slurm it had ended by itself."""
     lab = fresh_lab(
         LabSpec(
             nodes=2,
@@ -31,7 +38,7 @@ def test_a_job_that_ends_in_its_grace_time_is_requeued(
             partitions=("high Nodes=ALL PriorityTier=9",),
         )
     )
-    job = Job(lab, tmp_path, "--requeue", nodes=2)
+    job = Job(lab, tmp_path, "--requeue", nodes=2, srun=srun)
     wait_for(lambda: job.running_on(1, 2), 60, job)
     words = ["sbatch", "--parsable", "--partition=high", "-N2", "--exclusive"]
     high = lab.run([*words, "--wrap", "exec sleep 600"], cwd=tmp_path, check=True).stdout.strip()
@@ -43,7 +50,8 @@ def test_a_job_that_ends_in_its_grace_time_is_requeued(
     wait_for(lambda: job.state() == "PENDING", 30, job)
     assert "the user sent" not in job.log(), job
     lab.run(["scancel", high], check=True)
-    lab.run(["scontrol", "update", f"jobid={job.id}", "StartTime=now"], check=True)
+    # Not within the second of its requeue: Slurm has revoked its credentials of that time.
+    lab.run(["scontrol", "update", f"jobid={job.id}", "StartTime=now+2"], check=True)
     again = wait_for(lambda: job.running_on(2, 2), 60, job)
     assert {task["restarts"] for task in again} == {1}, job
     job.let_end()

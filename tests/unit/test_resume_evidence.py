@@ -207,6 +207,40 @@ def test_a_job_in_its_grace_time_was_ended_by_no_person(slurm: FakeSlurm) -> Non
     assert "Slurm preempts the job" in preempted.reason
 
 
+def test_tasks_that_fail_in_the_grace_time_have_not_failed(slurm: FakeSlurm) -> None:
+    """Slurm's word on it was lost, or a program saved its work and ended with 0."""
+    job = allocated(slurm)
+    slurm.preempted.add(job.id)
+    failed = gathered(slurm, job, "", 1, (EXIT,), False, False, ("train",), {})
+    assert classify(failed).kind == "job_over" and failed.taken_by_slurm
+    left = ending(slurm, job, "", 0, cancelled=True, only_signalled=True)
+    assert left.kind == "job_over"
+    assert ending(slurm, job, "", 0).kind == "done", "Slurm did not tell its tasks to end"
+
+
+def test_slurm_may_take_a_job_while_it_is_asked(slurm: FakeSlurm) -> None:
+    job = allocated(slurm)
+    slurm.before["is_preempted"] = lambda: slurm.requeue(job.id)
+    assert ending(slurm, job, "", 143, cancelled=True, only_signalled=True).kind == "job_over"
+
+
+def test_a_slurm_that_preempts_no_job_is_not_asked(slurm: FakeSlurm) -> None:
+    job = slurm.job(slurm.submit(2))
+    kept = Allocation(slurm, job, Event(), patience=0.0, permits_expansion=True, preempts=False)
+    slurm.before["is_preempted"] = lambda: pytest.fail("Slurm was asked")
+    assert ending(slurm, kept, "", 3, ends=(EXIT,)).kind == "program"
+
+
+@pytest.mark.parametrize(
+    ("word", "kind"), [(EndWord.SIGNALLED, "job_over"), (EndWord.PERSON, "user")]
+)
+def test_a_living_step_in_its_grace_time(slurm: FakeSlurm, word: EndWord, kind: str) -> None:
+    job = allocated(slurm)
+    slurm.preempted.add(job.id)
+    words: dict[str, Any] = {"ends": (SEGFAULT,), "cancelled": True, "only_signalled": True}
+    assert ending(slurm, job, "", 143, word=word, **words).kind == kind
+
+
 @pytest.mark.parametrize("signal", ["SIGTERM", "SIGHUP"])
 def test_a_requeued_job_was_not_ended_by_its_user(slurm: FakeSlurm, signal: str) -> None:
     allocation = allocated(slurm)

@@ -23,6 +23,7 @@ class HeldUpSrun:
     def __init__(self, *_: Any, **__: Any) -> None:
         self.pid, self.running, self.killed = 1 << 30, True, 0
         self.code, self.ended_tasks, self.may_leave_tasks = 0, (), False
+        self.only_signalled = False
         self.told_end, self.killed_by = ToldEnd(cancelled=False, aborted=False), 0
         self.clock, self.tasks_ended_at = SYSTEM_CLOCK, 0.0
 
@@ -109,6 +110,20 @@ def test_a_person_who_cancels_it_is_heard_before_its_lost_node_is(
     first.ended_tasks = [EndedTasks(("n1",), (0,), how)]
     assert steps.ended_by_user() == number
     assert steps.word is (EndWord.SRUN if number is None else EndWord.PERSON)
+
+
+def test_tasks_that_are_told_to_end_were_not_cancelled(steps: LiveSteps) -> None:
+    """Slurm may preempt the job. That it has ended one of the steps weighs more."""
+    first, joined = (steps.step(number) for number in (0, 1))
+    killed = [EndedTasks(("n1",), (0,), "Terminated")]
+    for srun in (first, joined):
+        vars(srun).update(told_end=ToldEnd(True, False), only_signalled=True)
+        steps.ended_by_user()
+        vars(srun).update(ended_tasks=killed)
+    assert steps.ended_by_user() == 0
+    assert (steps.word, steps.word_at_end()) == (EndWord.SIGNALLED, EndWord.SIGNALLED)
+    vars(joined).update(only_signalled=False)
+    assert steps.word_at_end() is EndWord.PERSON
 
 
 def test_a_signal_is_heard_before_a_lost_node_is(steps: LiveSteps) -> None:

@@ -36,7 +36,7 @@ class Job:
         self.suspects: set[str] = set()
         self.left_nodes: set[str] = set()
         self.patience = 60.0
-        self.version = "22.05.8"
+        self.version, self.preempted = "22.05.8", False
         self.asked: list[str] = []
         self.while_waiting: Callable[[], None] = lambda: None
         self.clock = self
@@ -48,6 +48,9 @@ class Job:
 
     def state_now(self) -> str:
         return self.state
+
+    def is_preempted(self) -> bool:
+        return self.preempted
 
     def ends_for_good(self) -> bool:
         info = ClusterInfo("c", self.version, ("ctl",), 6817, 0, "", "", "", {})
@@ -137,13 +140,15 @@ def test_a_preempted_job_is_kept_until_slurm_takes_it(
     job.job = SimpleNamespace(may_be_requeued=may, state="RUNNING")
 
     def wait() -> None:
-        job.state = "RUNNING" if job.waited < 30.0 else "COMPLETING"
+        job.state = "RUNNING" if job.waited < 100.0 else "COMPLETING"
 
     job.while_waiting = wait
     preempted: Any = SimpleNamespace(preempted=True)
     recovery_of(job)._wait_to_be_taken(preempted)
-    assert job.waited == (30.0 if may else 0.0) and bool(released) is may
-    assert ("stays until it takes the nodes" in capfd.readouterr().err) is may
+    assert job.waited == (100.0 if may else 0.0) and bool(released) is may
+    said = capfd.readouterr().err
+    assert ("stays until it takes the nodes" in said) is may
+    assert said.count("Slurm has not taken the nodes yet") == int(may)
     if may:
         job.job.is_batch = job.job.requeue = True
         recovery = recovery_of(job)
@@ -152,6 +157,29 @@ def test_a_preempted_job_is_kept_until_slurm_takes_it(
         job.waited, job.version = 0.0, "24.11.5"
         recovery_of(job)._wait_to_be_taken(preempted)
         assert not job.waited, "this Slurm requeues it in any case"
+
+
+@pytest.mark.parametrize("release", ["22.05.8", "24.11.5"])
+def test_no_attempt_begins_on_nodes_that_slurm_is_about_to_take(
+    release: str, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """A node had died, and Slurm began to preempt the job while another one was waited for."""
+    monkeypatch.setattr("slurm_resilience.resume.recovery.companion.release_all", lambda _: None)
+    job = Job()
+    job.version, job.job.may_be_requeued = release, True
+
+    def obtained() -> None:
+        job.waited += 60.0
+        job.preempted = True
+
+    def wait() -> None:
+        job.state = "RUNNING" if job.waited < 90.0 else "COMPLETING"
+
+    job.while_waiting = wait
+    tried, following = planned_again(job, monkeypatch, obtained)
+    assert (len(tried), following) == (1, None)
+    assert job.waited == (60.0 if release == "24.11.5" else 90.0), "it stays, or Slurm requeues it"
+    assert "not resumed here: Slurm preempts the job" in capfd.readouterr().err
 
 
 @pytest.mark.parametrize(("state", "asked"), [("RUNNING", ["slurm"]), ("CANCELLED", []), ("", [])])
@@ -214,14 +242,18 @@ def test_who_ends_it_meanwhile_has_nothing_requeued() -> None:
     assert job.asked == ["slurm"]
 
 
-def planned_again(job: Job, monkeypatch: pytest.MonkeyPatch) -> tuple[list[str], Any]:
+def planned_again(
+    job: Job, monkeypatch: pytest.MonkeyPatch, obtained: Callable[[], None] | None = None
+) -> tuple[list[str], Any]:
     """Return the states in which an exchange was tried, and what followed. Slurm refuses to change
     a suspended job."""
     tried: list[str] = []
 
     def obtain(*_: object) -> tuple[tuple[str, ...], str] | None:
         tried.append(job.state)
-        if len(tried) == 1 or job.state == "SUSPENDED":
+        if obtained is not None:
+            obtained()
+        elif len(tried) == 1 or job.state == "SUSPENDED":
             job.state = "SUSPENDED"
             raise SlurmError("Job is current suspended, requested operation disabled")
         return ("n1", "n3"), "n2 exchanged for n3"

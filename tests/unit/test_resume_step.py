@@ -518,6 +518,8 @@ def test_the_others_of_a_part_that_slurm_ended_are_not_left_waiting(
         ([f"{CANCELLED} ***", EXITED], True),
         ([f"{NEWER} ON n1 CANCELLED AT 2026-11-20T12:00:00 DUE to SIGNAL Terminated ***"], True),
         ([f"{CANCELLED} ***", ABORTED], False),
+        ([f"{CANCELLED} ***", FAILED_LAUNCH, ABORTED], True),
+        ([f"{CANCELLED} ***", ABORTED, FAILED_LAUNCH], False),
         (["srun: error: Node failure on n2", ABORTED, f"{CANCELLED} ***"], False),
         ([ABORTED, PREEMPTED], False),
         ([EXITED], False),
@@ -557,6 +559,28 @@ def test_our_own_order_to_end_is_no_preemption() -> None:
     assert ended.wait(30)
     os.close(source)
     assert step.cancelled and not step.only_signalled
+
+
+def test_our_own_order_hides_no_preemption() -> None:
+    """A step is ended for a node that fell sick within the GraceTime."""
+    ended = threading.Event()
+    source, sink = os.pipe()
+    program = f'echo "{CANCELLED} ***" >&2; read go; echo "{ABORTED}" >&2'
+    told = threading.Event()
+    step = SrunStep(["sh", "-c", program], os.environ, ended.set, stdin=source, on_news=told.set)
+    assert told.wait(30)
+    step.ends_by_us(killed=True)
+    os.close(sink)
+    assert ended.wait(30)
+    os.close(source)
+    assert step.only_signalled
+
+
+def test_a_task_s_own_srun_hides_no_preemption(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It was aborted long before."""
+    step = run(ABORTED, f"{CANCELLED} ***")
+    monkeypatch.setattr(step._stderr, "aborted_at", step.ended_at - 900.0)
+    assert step.only_signalled
 
 
 @pytest.mark.parametrize(

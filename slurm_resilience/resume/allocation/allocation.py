@@ -59,6 +59,15 @@ class Companions(msgspec.Struct):
         return tuple(name for companion in self.held for name in companion.nodes)
 
 
+class SlurmPolicy(msgspec.Struct, frozen=True):
+    """All that Slurm's configuration says of a job's nodes."""
+
+    permits_expansion: bool
+    """Jobs without GRES may grow."""
+    preempts: bool
+    """A job may have to leave its nodes to one of a higher priority."""
+
+
 class NodeTable(msgspec.Struct):
     """Slurm's nodes as they were read last, in Slurm's order."""
 
@@ -82,6 +91,7 @@ class Allocation:
         *,
         patience: float,
         permits_expansion: bool,
+        preempts: bool = True,
         clock: Clock | None = None,
         nodes: Sequence[Node] = (),
     ) -> None:
@@ -92,6 +102,7 @@ class Allocation:
             user_stop: set when the user ends this; nothing is waited for any more.
             patience: seconds for which slurmctld may be away.
             permits_expansion: Slurm may grow jobs without GRES.
+            preempts: Slurm may preempt jobs.
             clock: the time; None: the machine's.
             nodes: Slurm's, where they were just read.
         """
@@ -104,7 +115,7 @@ class Allocation:
         """Nodes that the job's other supervised sruns have, or may not take."""
         self.patience = patience
         """Seconds for which slurmctld may be away."""
-        self._permits_expansion = permits_expansion
+        self._policy = SlurmPolicy(permits_expansion, preempts)
         read_at = self.clock.monotonic() if nodes else float("-inf")
         self._table = NodeTable({node.name: node for node in nodes}, read_at)
         self.own_steps: set[str] = set()
@@ -246,7 +257,7 @@ class Allocation:
             job_nodes=self.in_slurms_order([n for n in self.job.nodes if n not in self.excluded]),
             step_size=step_size,
             has_gres=has_gres,
-            permits_expansion=self._permits_expansion,
+            permits_expansion=self._policy.permits_expansion,
             is_batch=self.job.is_batch,
             requeue=self.job.requeue,
             batch_host=self.job.batch_host,
@@ -377,6 +388,8 @@ class Allocation:
     def is_preempted(self) -> bool:
         """Return whether Slurm shows that it has begun to preempt the job; not: that cannot be told
         either."""
+        if not self._policy.preempts:
+            return False
         try:
             return ask_patiently(
                 lambda: self.client.is_preempted(self.id), self.patience, self.clock, self.user_stop

@@ -132,6 +132,7 @@ def make_supervisor(
         has_plugin=_has_plugin(table),
         find_plugin=lambda: still_has_plugin(srun, environment),
         permits_expansion=info.can_merge,
+        preempts=info.raw.get("PreemptType", "") != "preempt/none",
         environment=environment,
         ports=info.srun_ports,
         nodes=asked.nodes.answer(),

@@ -117,7 +117,8 @@ class Ending(StepFacts, frozen=True):
         """Return whether Slurm took the job's nodes for no fault of theirs, nor of the program: it
         was preempted, or a person requeued it or took nodes out of it."""
         ended = self.job_state not in _HOLDS_NODES
-        return self.code != 0 and not self.faulty and (ended or bool(self.taken))
+        taken = self.code != 0 and (ended or bool(self.taken))
+        return not self.faulty and (taken or self.preempted)
 
     @property
     def lasted(self) -> float:
@@ -163,7 +164,7 @@ command. A person's Ctrl-C is neither."""
 
 def classify(ending: Ending) -> Cause:
     """Return why the step ended."""
-    if ending.code == 0 and not ending.stopped_by_us:
+    if ending.code == 0 and not (ending.stopped_by_us or ending.preempted):
         return Cause("done", "the program ended well", category=Category.NONE)
     if ending.job_state not in _HOLDS_NODES:
         return _job_over(ending)

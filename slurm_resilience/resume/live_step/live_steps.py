@@ -152,6 +152,8 @@ class EndWord(Enum):
     """The training itself said how it ended."""
     PERSON = "person"
     """A person cancelled a step of a living attempt, whatever became of tasks long before."""
+    SIGNALLED = "signalled"
+    """Tasks of such a step were told to end, by Slurm or by a person, and Slurm has ended none."""
 
 
 class StepEnd(msgspec.Struct, frozen=True):
@@ -291,7 +293,7 @@ class LiveSteps:
             if srun.state is StepState.RELEASED:
                 continue
             if srun.cancelled:
-                self.word = EndWord.PERSON
+                self._note_word(srun)
                 return srun.number
             is_over = not step.running or srun.was_killed()
             if is_over and (step.killed_by or self._context.user_ended(step, False)):
@@ -311,8 +313,15 @@ class LiveSteps:
             if srun.note_told_end() and (
                 srun.step.killed_by or srun.was_killed(srun.read_when_told or 0)
             ):
-                self.word = EndWord.PERSON
+                self._note_word(srun)
         return self.word
+
+    def _note_word(self, srun: LiveSrun) -> None:
+        """Take over what was told of a step's end: that Slurm has ended one weighs more."""
+        if not srun.step.only_signalled:
+            self.word = EndWord.PERSON
+        elif self.word is not EndWord.PERSON:
+            self.word = EndWord.SIGNALLED
 
     def release(self, living_seats: set[int], pause: float | None = None) -> None:
         """End each srun that has not noticed that its step is over, since it lost a node.

@@ -257,7 +257,8 @@ class TrainingWatch:
         told = step.told_end
         if killed_from_outside(step.ended_tasks) and (told.cancelled or told.aborted):
             # A task's own crash does not end such a step, so it does not explain the end either.
-            return StepEnd(step.code, step, word=EndWord.PERSON)
+            word = EndWord.SIGNALLED if step.only_signalled else EndWord.PERSON
+            return StepEnd(step.code, step, word=word)
         return None
 
     def _only_lost(self, step: SrunStep) -> bool:

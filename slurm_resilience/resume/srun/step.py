@@ -70,6 +70,8 @@ class EndByUs(msgspec.Struct):
     """Its srun waited for a node that is gone, and we killed it: this is no signal of the user."""
     cancelled_before: bool | None = None
     """`ToldEnd` had this before our first order; None: there was no order."""
+    signalled_before: bool | None = None
+    """Slurm had only told its tasks to end, before the first order; None: there was none."""
     aborted_before: bool | None = None
     """The same, before our first SIGKILL."""
     ended_before: int | None = None
@@ -353,8 +355,12 @@ class SrunStep:
     def only_signalled(self) -> bool:
         """Return whether Slurm told its tasks to end, and has not ended it: so it begins to preempt
         a job, and ends it when its GraceTime is over. What a person cancels it ends at once. Our
-        own order does not count."""
-        return self.told_end.cancelled and not self._stderr.was_aborted
+        own order does not count, nor srun's own where it could start no task, nor what was told of
+        a task's own srun, long before."""
+        words, before = self._stderr, self._by_us.signalled_before
+        aborted = words.was_aborted and self._is_recent(words.aborted_at)
+        aborted = aborted and (self.aborted or not self.failed_launches)
+        return (self.told_end.cancelled and not aborted) if before is None else before
 
     @property
     def may_be_ending(self) -> bool:
@@ -393,6 +399,7 @@ class SrunStep:
             killed: by SIGKILL. After SIGTERM alone srun does not say that its step was aborted.
         """
         told = self.told_end
+        self._by_us.signalled_before = self.only_signalled
         if self._by_us.ended_before is None:
             self._by_us.ended_before = len(self.ended_tasks)
         self._by_us.cancelled_before = told.cancelled

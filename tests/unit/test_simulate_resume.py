@@ -17,7 +17,7 @@ from slurm_resilience.resume.allocation.allocation import Allocation
 from slurm_resilience.resume.allocation.claims import NodeClaims
 from slurm_resilience.resume.decide import plan
 from slurm_resilience.resume.decide.budgets import ends_without_cause
-from slurm_resilience.resume.decide.classify import NO_STEPS
+from slurm_resilience.resume.decide.classify import NO_STEPS, Ending
 from slurm_resilience.resume.decide.plan import Plan
 from slurm_resilience.resume.elastic.companion_requests import CompanionRequests
 from slurm_resilience.resume.elastic.elastic_size import ElasticSize
@@ -33,12 +33,14 @@ from slurm_resilience.resume.live_step.stall_watch import StallWatch
 from slurm_resilience.resume.progress import hang_rule
 from slurm_resilience.resume.progress.furthest_step import FurthestStep
 from slurm_resilience.resume.progress.hang_rule import StepRecord
-from slurm_resilience.resume.recovery import NextAttempt
+from slurm_resilience.resume.recovery import NextAttempt, Recovery
 from slurm_resilience.resume.srun import stderr_reader
 from slurm_resilience.resume.srun.stderr_reader import StderrReader
+from slurm_resilience.resume.srun.step import SrunStep
 from slurm_resilience.resume.srun.user_signals import UserSignals
 from slurm_resilience.resume.supervisor import Supervisor
 from slurm_resilience.simulate.resume.elastic.elastic_run import ELASTIC_SEED
+from slurm_resilience.simulate.resume.preemption.preemption_draw import PREEMPTED_SEED
 from slurm_resilience.simulate.resume.resume_campaign import RESUME_CAMPAIGN
 from slurm_resilience.simulate.resume.resume_fault import ResumeFault
 from slurm_resilience.simulate.resume.resume_faults import ALWAYS_POSSIBLE
@@ -58,7 +60,7 @@ from slurm_resilience.simulate.resume.sim_job_slurm import SimJobSlurm
 from slurm_resilience.slurm import companion_job
 
 RUNS = 200
-SHARED_RUNS, ELASTIC_RUNS = 60, 25
+SHARED_RUNS, ELASTIC_RUNS, PREEMPTED_RUNS = 60, 25, 150
 MOST_RUNS = 1000
 """In which a broken rule must be found."""
 Kind = ResumeFault
@@ -218,6 +220,13 @@ ONCE_BROKEN = (
     ELASTIC_SEED + 378,
     # Ranks that Slurm had killed without a word were taken for ones that had failed.
     *(ELASTIC_SEED + 18, ELASTIC_SEED + 50),
+    # A further attempt began within the GraceTime of a preemption, or a companion was waited for.
+    *(PREEMPTED_SEED + 2, PREEMPTED_SEED + 46, PREEMPTED_SEED + 71),
+    # Words of a task's own srun, an old crash, a hang, a node whose slurmd was away, or an answer
+    # that came as Slurm took the nodes: a preemption was taken for a person's cancel.
+    *(PREEMPTED_SEED + n for n in (146, 224, 359, 398, 500, 875, 905, 2450, 2479)),
+    # A program that went on in the GraceTime, and ended well.
+    PREEMPTED_SEED + 2480,
 )
 """Seeds that broke a rule."""
 
@@ -521,6 +530,36 @@ MUTATIONS: dict[str, tuple[ResumeRule, tuple[ResumeFault, ...], tuple[Patch, ...
         ALWAYS_POSSIBLE,
         ((ElasticSize, "ranks", ranks_of_the_core),),
     ),
+    "a preempted job ends before Slurm takes it": (
+        ResumeRule.PREEMPTED,
+        ALWAYS_POSSIBLE,
+        ((Recovery, "_wait_to_be_taken", nothing),),
+    ),
+    "a preempted job is waited for in vain": (
+        ResumeRule.PREEMPTED,
+        ALWAYS_POSSIBLE,
+        ((Allocation, "ends_for_good", lambda _: False),),
+    ),
+    "a preemption is a person's cancel": (
+        ResumeRule.STRANGER,
+        ALWAYS_POSSIBLE,
+        ((Allocation, "is_preempted", lambda _: False),),
+    ),
+    "a preemption counts as the program's failure": (
+        ResumeRule.PREEMPTED,
+        ALWAYS_POSSIBLE,
+        ((Ending, "taken_by_slurm", False),),
+    ),
+    "a person's cancel within the grace time is a preemption": (
+        ResumeRule.PERSON,
+        (Kind.CANCEL_STEP,),
+        ((SrunStep, "only_signalled", True),),
+    ),
+    "an attempt begins within the grace time": (
+        ResumeRule.TAKEN,
+        ALWAYS_POSSIBLE,
+        ((Allocation, "is_preempted", lambda _: False),),
+    ),
     "only one group is asked for": (
         ResumeRule.GROWS,
         ALWAYS_POSSIBLE,
@@ -548,6 +587,9 @@ FIRST_RUNS = {
     "absences count": 1582,
     "a companion that was requeued is forgotten": 12,
     "a person's word for fewer nodes is not heard": 62,
+    "a preemption is a person's cancel": PREEMPTED_SEED,
+    "a preemption counts as the program's failure": 68,
+    "a person's cancel within the grace time is a preemption": PREEMPTED_SEED + 59,
 }
 """The first run that showed a mutation, for those that few runs show."""
 FIRST_SEEDS = {
@@ -559,6 +601,8 @@ FIRST_SEEDS = {
     ResumeRule.UNUSED: ELASTIC_SEED,
     ResumeRule.CORE: ELASTIC_SEED,
     ResumeRule.GROWS: ELASTIC_SEED,
+    ResumeRule.PREEMPTED: PREEMPTED_SEED,
+    ResumeRule.TAKEN: PREEMPTED_SEED,
 }
 
 
@@ -575,6 +619,11 @@ def test_a_broken_supervisor_is_found(name: str, monkeypatch: pytest.MonkeyPatch
 def test_elastic_steps_grow_and_shrink() -> None:
     runs = [simulate_resume(ELASTIC_SEED + seed) for seed in range(ELASTIC_RUNS)]
     assert sum(run.grown for run in runs) > 5 * ELASTIC_RUNS
+
+
+def test_preempted_jobs_run_again() -> None:
+    runs = [simulate_resume(PREEMPTED_SEED + seed) for seed in range(PREEMPTED_RUNS)]
+    assert sum(run.job_runs for run in runs) > 1.2 * PREEMPTED_RUNS
 
 
 def test_companions_are_among_the_runs() -> None:

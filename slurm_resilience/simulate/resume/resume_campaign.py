@@ -8,6 +8,7 @@ import msgspec
 
 from slurm_resilience.simulate.campaign import Campaign, SeedFailure
 from slurm_resilience.simulate.resume.elastic.elastic_run import ELASTIC_SEED
+from slurm_resilience.simulate.resume.preemption.preemption_draw import PREEMPTED_SEED
 from slurm_resilience.simulate.resume.resume_rules import BrokenResumeRule
 from slurm_resilience.simulate.resume.resume_simulation import (
     COMPANION_SEED,
@@ -26,6 +27,8 @@ SHARED_SHARE = 10
 """One in so many is of several sruns in one job."""
 ELASTIC_SHARE, ELASTIC_REST = 10, 3
 """One in so many, with this rest, is of an elastic step."""
+PREEMPTED_SHARE, PREEMPTED_REST = 10, 7
+"""One in so many, with this rest, is of a job that Slurm preempts."""
 
 
 class ResumeFigures(msgspec.Struct):
@@ -66,6 +69,8 @@ def run_sruns(seed: int, runs: int) -> ResumeFigures:
             number += SHARED_SEED
         elif number % ELASTIC_SHARE == ELASTIC_REST and number < COMPANION_SEED:
             number += ELASTIC_SEED
+        elif number % PREEMPTED_SHARE == PREEMPTED_REST and number < COMPANION_SEED:
+            number += PREEMPTED_SEED
         try:
             run = simulate_resume(number)
         except (BrokenResumeRule, StandsStill) as error:

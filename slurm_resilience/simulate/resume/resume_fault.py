@@ -29,6 +29,8 @@ class ResumeFault(enum.StrEnum):
     CANCEL_JOB = "a person cancels the job"
     REQUEUE_JOB = "a person requeues the job"
     JOB_SHRUNK = "a person takes a node out of the job"
+    JOB_PREEMPTED = "Slurm preempts the job"
+    JOB_HELD = "a person holds the job, and releases it later"
     SRUN_DIES = "srun is killed, and not its tasks"
     SUPERVISOR_DIES = "the supervisor is killed, and its job with it"
     SUPERVISOR_ALONE_DIES = "the supervisor is killed, and its job goes on without it"

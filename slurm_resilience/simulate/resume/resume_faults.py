@@ -37,8 +37,11 @@ OF_COMPANIONS = (
     ResumeFault.COMPANION_CANCELLED,
     ResumeFault.COMPANION_NODE_DIES,
 )
+OF_PREEMPTION = (ResumeFault.JOB_PREEMPTED, ResumeFault.JOB_HELD)
 ALWAYS_POSSIBLE = tuple(
-    kind for kind in ResumeFault if kind not in (*OF_COMPANIONS, *OF_GROWTH, ResumeFault.JOB_SHRUNK)
+    kind
+    for kind in ResumeFault
+    if kind not in (*OF_COMPANIONS, *OF_GROWTH, *OF_PREEMPTION, ResumeFault.JOB_SHRUNK)
 )
 """All that any job may meet. A person takes nodes out of few jobs, and with a lost node beside that
 no rule tells which of the two the job may replace."""
@@ -54,10 +57,20 @@ COMPANION_FAULTS = (
     ResumeFault.SLURM_REFUSES,
 )
 """Kinds that strike while a companion is asked for, starts, or has just started."""
+MAY_END = (
+    ResumeFault.INTERRUPT,
+    ResumeFault.INTERRUPT_TWICE,
+    ResumeFault.TERMINATE,
+    ResumeFault.CANCEL_STEP,
+    ResumeFault.CANCEL_NEAR_LOSS,
+    ResumeFault.CANCEL_JOB,
+)
+"""Deeds of a person by which the program may be over, whether or not a step runs."""
 BY_SLURMCTLD = (
     ResumeFault.CANCEL_STEP,
     ResumeFault.CANCEL_JOB,
     ResumeFault.REQUEUE_JOB,
+    ResumeFault.JOB_HELD,
     ResumeFault.JOB_SHRUNK,
     ResumeFault.COMPANION_CANCELLED,
     *OF_LENT_JOBS,
@@ -113,6 +126,8 @@ class ResumeFaults:
             strike_growth(world, self.link, fault)
             return
         world.seen.person_acted |= fault.kind.value.startswith("a person")
+        if fault.kind in MAY_END and world.books.preemption is not None:
+            world.books.preemption.person_acted_at = world.schedule.now
         if fault.kind is not ResumeFault.INTERRUPT:  # that only asks srun for its state
             world.seen.budget.disturb()
         names = list(world.nodes)
@@ -289,6 +304,15 @@ class ResumeFaults:
             if self._world.books.growth is not None:
                 self._world.books.growth.requeued_by_person()
 
+    def hold_job(self, _: str, seconds: float) -> None:
+        # It runs on, and waits for its release when it is requeued.
+        if self._world.books.preemption is not None:
+            self._world.books.preemption.held_until = self._world.schedule.now + seconds
+
+    def preempt_job(self, _: str, seconds: float) -> None:
+        if self._world.books.preemption is not None:
+            self._world.books.preemption.begin(seconds)
+
     def job_shrunk(self, name: str, seconds: float) -> None:
         """Take a node out of the job, by scontrol update: Slurm kills its tasks."""
         world = self._world
@@ -353,6 +377,8 @@ _STRIKES: dict[ResumeFault, Callable[[ResumeFaults, str, float], None]] = {
     ResumeFault.CANCEL_NEAR_LOSS: ResumeFaults.cancel_near_loss,
     ResumeFault.CANCEL_JOB: ResumeFaults.cancel_job,
     ResumeFault.REQUEUE_JOB: ResumeFaults.requeue_job,
+    ResumeFault.JOB_HELD: ResumeFaults.hold_job,
+    ResumeFault.JOB_PREEMPTED: ResumeFaults.preempt_job,
     ResumeFault.JOB_SHRUNK: ResumeFaults.job_shrunk,
     ResumeFault.SRUN_DIES: ResumeFaults.srun_dies,
     ResumeFault.SUPERVISOR_DIES: ResumeFaults.supervisor_dies,

@@ -23,6 +23,8 @@ CLEARLY_SECONDS = 30.0
 """Between the last step that was known and one that shows progress beyond doubt."""
 GIVEN_UP = "no node is at fault, and"
 """In the line with which a program is given up for its failures."""
+PER_HOUR = "resume.max_per_hour"
+"""In the line with which it is given up for all attempts of an hour."""
 ABSENCE_SLACK_SECONDS = 15.0
 """The supervisor looks from time to time: an absence may be counted with the moments around it."""
 _LATE_JOIN = re.compile(r"the join step of seats \S+ on (\S+) failed: its processes ")
@@ -59,6 +61,8 @@ class ResumeRule(enum.StrEnum):
     UNUSED = "nodes that an elastic step is given are used, or given back"
     CORE = "an elastic step keeps the job's own nodes"
     GROWS = "an elastic step grows into nodes that are free for long"
+    PREEMPTED = "a job that Slurm preempts runs again, where its PreemptMode says so"
+    TAKEN = "no attempt begins on nodes that Slurm is about to take"
     ENDS = "the supervisor comes to an end"
 
 
@@ -178,14 +182,28 @@ class AttemptBudget:
             return loops
         if len(self.attempts) > self.limits.max_attempts:
             return f"attempt {len(self.attempts)} of {self.limits.max_attempts} is started"
-        in_vain = 0
-        for earlier, following in zip(self.attempts, self.attempts[1:], strict=False):
-            counts = attempt.at - earlier.at < HOUR_SECONDS and not earlier.taken
-            in_vain += counts and not _made_progress(earlier, following)
+        in_vain = self._in_vain(attempt.at)
         progressed = last is not None and _made_progress(last, attempt)
         if in_vain >= self.limits.max_per_hour and not progressed:
             return f"{in_vain} attempts within an hour made no progress, and one more is started"
         return ""
+
+    def check_given_up(self) -> str:
+        """Return what is wrong with the word that too many attempts of the last hour made no
+        progress; empty: nothing."""
+        own = sum(not attempt.taken for attempt in self.attempts)
+        if own >= self.limits.max_per_hour:
+            return ""
+        return f"it is given up for {own} attempts, beside those that Slurm has ended"
+
+    def _in_vain(self, now: float) -> int:
+        """Count the attempts of the last hour, but the last one, that made no progress."""
+        return sum(
+            now - earlier.at < HOUR_SECONDS
+            and not earlier.taken
+            and not _made_progress(earlier, following)
+            for earlier, following in zip(self.attempts, self.attempts[1:], strict=False)
+        )
 
 
 def _made_progress(earlier: StartedAttempt, following: StartedAttempt) -> bool:

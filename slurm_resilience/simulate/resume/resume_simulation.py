@@ -33,10 +33,16 @@ from slurm_resilience.resume.supervisor import Supervisor
 from slurm_resilience.simulate.resume.elastic.elastic_run import (
     ELASTIC_SEED,
     draw_elastic,
+    is_elastic,
     make_elastic,
 )
 from slurm_resilience.simulate.resume.elastic.growth_faults import OtherJobs
 from slurm_resilience.simulate.resume.elastic.growth_rules import GrowthRules
+from slurm_resilience.simulate.resume.preemption.preemption_draw import (
+    PREEMPTED_SEED,
+    draw_preemption,
+)
+from slurm_resilience.simulate.resume.preemption.sim_preemption import SimPreemption
 from slurm_resilience.simulate.resume.resume_fault import PlannedResumeFault, ResumeFault
 from slurm_resilience.simulate.resume.resume_faults import (
     ALWAYS_POSSIBLE,
@@ -86,6 +92,8 @@ REPAIRED_SHARE, REPAIR_SECONDS = 0.5, (10.0, 300.0)
 """Runs in which lost nodes come back, and how long that takes."""
 ABSENCE_SHARE, ABSENCE_SECONDS = 0.2, (20.0, 900.0)
 """Runs in which the supervisor stands still, and for how long."""
+QUEUE_SECONDS, QUEUE_LOOK_SECONDS = 4000.0, 30.0
+"""A job that was preempted waits for nodes for so long, and Slurm looks from time to time."""
 LIVING_SHARE = 0.4
 """Runs with a program that re-forms its own world."""
 
@@ -249,22 +257,22 @@ def _site(random: Random, base: Path, seed: int, size: int) -> SiteSettings:
         program = dataclasses.replace(program, fails_in_work=where)
     of_repairs = Random(f"repairs {seed}")
     are_repaired = of_repairs.random() < REPAIRED_SHARE
-    is_elastic = seed >= ELASTIC_SEED
-    share = 1.0 if is_elastic else LIVING_SHARE
+    share = 1.0 if is_elastic(seed) else LIVING_SHARE
+    for_companions = COMPANION_SEED <= seed < ELASTIC_SEED
     site = SiteSettings(
         base,
         program,
         tasks_per_node=tasks_per_node,
         slurmd_timeout=random.choice((30.0, 300.0)),
-        no_kill=random.random() < 0.5 or seed >= COMPANION_SEED,
+        no_kill=random.random() < 0.5 or COMPANION_SEED <= seed < PREEMPTED_SEED,
         kill_on_bad_exit=random.random() < 0.5,
         # Drawn apart, so that a seed without such a program is the same run as ever.
         living=_living(Random(f"living {seed}"), size, tasks_per_node, share)
-        if seed < COMPANION_SEED or is_elastic
+        if not for_companions
         else None,
         repair_seconds=of_repairs.uniform(*REPAIR_SECONDS) if are_repaired else None,
     )
-    return make_elastic(site, seed) if is_elastic else site
+    return make_elastic(site, seed) if is_elastic(seed) else site
 
 
 def _living(random: Random, size: int, tasks_per_node: int, share: float) -> LivingProgram | None:
@@ -337,11 +345,14 @@ class ResumeRun:
         self.size = random.randint(1, 4)
         inside, spare = random.choice((0, 0, 1, 2)), random.choice((0, 1, 1, 3))
         fewest = random.choice((0, 0, max(1, self.size - 1)))
-        self.elastic = draw_elastic(seed) if seed >= ELASTIC_SEED else None
-        self.for_companions = seed >= COMPANION_SEED and self.elastic is None
+        self.elastic = draw_elastic(seed) if is_elastic(seed) else None
+        self.for_companions = COMPANION_SEED <= seed < ELASTIC_SEED
         if self.elastic is not None:
             self.size, inside, spare = self.elastic.core, 0, self.elastic.free
             fewest, self.faults = self.elastic.fewest, list(self.elastic.faults)
+        of_preemption = draw_preemption(seed, kinds) if seed >= PREEMPTED_SEED else None
+        if of_preemption is not None:
+            self.faults = [*of_preemption.faults, *(() if of_preemption.is_calm else self.faults)]
         if self.for_companions:
             self.size, inside, spare, fewest = max(2, self.size), 0, max(1, spare), 0
             self.faults.append(_early_loss(Random(f"loss {seed}"), self.size))
@@ -380,7 +391,7 @@ class ResumeRun:
         following: tuple[ResumeFault, ...] = COMPANION_FAULTS
         if not set(ALWAYS_POSSIBLE) <= set(kinds):
             following = tuple(kind for kind in OF_COMPANIONS if kind in kinds)
-        if following and self.elastic is None:
+        if following and self.elastic is None and of_preemption is None:
             # Drawn apart, so that a seed without a companion is the same run as ever.
             self.plan.follow_companions(Random(f"companion {seed}"), following)
         of_words = Random(f"words {seed}")
@@ -397,6 +408,9 @@ class ResumeRun:
         of_steps = Random(f"steps {seed}")
         world.progress.steps = SimSteps(draw_habits(of_steps), of_steps)
         world.progress.strike_node = lambda name: self.plan.dies(name, 0.0)
+        if of_preemption is not None:
+            of_slurm = Random(f"preempting {seed}")
+            world.books.preemption = SimPreemption(world, of_preemption, of_slurm)
         if self.elastic is not None:
             others = OtherJobs(world, names[self.size :], Random(f"other jobs {seed}"))
             others.begin()
@@ -416,6 +430,8 @@ class ResumeRun:
                     world.look()
                 code = self._run_supervisor(supervisor)
                 self._check_code(code)
+                if world.books.preemption is not None:
+                    world.books.preemption.check_end(code)
                 if not self._comes_back():
                     break
         self._check_end(code is not None)
@@ -508,13 +524,17 @@ class ResumeRun:
         world = self.world
         world.note(f"the supervisor ends with {code}")
         progress = world.progress
-        if code == 0 and not progress.all_done:
+        preemption = world.books.preemption
+        left_well = preemption is not None and preemption.left_well
+        if code == 0 and not (progress.all_done or left_well):
             world.broken(ResumeRule.FALSE_SUCCESS, "the program has not ended well")
         ended = world.seen.person_ended_at is not None or world.job.state != "RUNNING"
         known = progress.srun_saw_it and world.program.end_was_told()
         if world.site.living is not None and world.supervisor.stands_until:
             # It may not have seen what was lost before the training ended, and what after.
             known = False
+        # Where Slurm has said that a step's tasks are to end, a task may have ended untold.
+        known = known and not (preemption is not None and preemption.is_under_way)
         # What a task's own srun says of its step is taken for a person's cancel of this one.
         if code and known and progress.all_done and not (ended or world.is_fooled):
             world.broken(ResumeRule.FALSE_FAILURE, f"exit code {code}")
@@ -522,6 +542,8 @@ class ResumeRun:
     def _comes_back(self) -> bool:
         """Start the job again where it was requeued."""
         world = self.world
+        if world.books.preemption is not None:
+            world.books.preemption.script_ends()
         if world.books.job_ended or world.progress.all_done or world.job.state != "COMPLETING":
             return False
         world.supervisor.gone_at = float("inf")
@@ -537,8 +559,8 @@ class ResumeRun:
         world.seen.left_nodes.clear()
         world.sruns.clear()
         world.job = msgspec.structs.replace(world.job, nodes=())
-        good = [n for n in world.idle() if world.nodes[n].contact is NodeContact.FINE]
         count = world.job.num_nodes
+        good = self._free_nodes(count)
         if len(good) < count or world.seen.person_ended_at is not None:
             return False
         world.supervisor.incarnation += 1
@@ -560,6 +582,23 @@ class ResumeRun:
             restarts=world.job.restarts + 1,
         )
         return True
+
+    def _free_nodes(self, count: int) -> list[str]:
+        """Return the nodes that the job may start on; where other jobs have them, or a person holds
+        it, it waits for a while."""
+        world, preemption = self.world, self.world.books.preemption
+        until = world.schedule.now + QUEUE_SECONDS
+        if preemption is not None:
+            world.supervisor.gone_at = world.schedule.now  # until then there is none
+        while True:
+            good = [n for n in world.idle() if world.nodes[n].contact is NodeContact.FINE]
+            waits = world.seen.person_ended_at is None and world.schedule.now < until
+            if preemption is None or not waits:
+                return good
+            if len(good) >= count and world.schedule.now >= preemption.held_until:
+                return good
+            world.schedule.run(world.schedule.now + QUEUE_LOOK_SECONDS)
+            world.seen.busy_at = world.schedule.now  # of a job in the queue no log tells
 
     def _check_end(self, ended_by_itself: bool) -> None:
         world = self.world

@@ -10,6 +10,7 @@ from typing import Any
 
 from slurm_resilience.resume.elastic.elastic_size import ElasticSize
 from slurm_resilience.simulate.resume.elastic.growth_rules import GrowthRules
+from slurm_resilience.simulate.resume.preemption.sim_preemption import SimPreemption
 from slurm_resilience.simulate.resume.resume_rules import Absences, AttemptBudget
 from slurm_resilience.simulate.resume.sim_companions import SimCompanions
 from slurm_resilience.simulate.resume.sim_nodes import SimStep, SimTask
@@ -139,7 +140,9 @@ class JobBooks:
     growth: GrowthRules | None = None
     """All that is asked of the growth of an elastic step; None: the step keeps its size."""
     others: set[str] = field(default_factory=set)
-    """Nodes outside the job that Slurm has given to other jobs."""
+    """Nodes that Slurm has given to other jobs."""
+    preemption: SimPreemption | None = None
+    """None: Slurm does not preempt the job."""
 
 
 @dataclass

@@ -21,6 +21,7 @@ from slurm_resilience.simulate.cluster.sim_clock import SimClock
 from slurm_resilience.simulate.resume.elastic.elastic_training import GrowingTraining
 from slurm_resilience.simulate.resume.resume_rules import (
     GIVEN_UP,
+    PER_HOUR,
     SILENCE_SECONDS,
     AttemptBudget,
     BrokenResumeRule,
@@ -187,6 +188,12 @@ class ResumeWorld:
                 srun.order_to_end()
         if GIVEN_UP in text and self.seen.budget.furthest.got_clearly_further:
             self.broken(ResumeRule.PROGRESS, text)
+        # One that stood still until it was killed has kept nothing of how its attempt ended.
+        is_known = self.books.preemption is not None and not self.supervisor.stands_until
+        if PER_HOUR in text and is_known:
+            wrong = self.seen.budget.check_given_up()
+            if wrong:
+                self.broken(ResumeRule.PREEMPTED, wrong)
         if GIVEN_UP in text and self.sruns[-1].gave_up:
             self.broken(ResumeRule.UNANSWERED, text)
 
@@ -245,6 +252,8 @@ class ResumeWorld:
     def srun_started(self, srun: SimSrun) -> None:
         """Check that an attempt may begin now, and begin it."""
         self.note(f"srun starts on {','.join(srun.wanted)}, attempt {srun.token}")
+        if self.books.preemption is not None:
+            self.books.preemption.check_start(srun)
         if srun.is_join:
             self._join_started(srun)
             return
@@ -595,6 +604,8 @@ class ResumeWorld:
         self.note(f"Slurm ends the job: {state}, requeue {requeue}")
         if self.seen.requeue_asked_at is None:
             self.seen.budget.take()
+        if self.books.preemption is not None:
+            self.books.preemption.job_ends()
         again = requeue and self.job.is_batch
         self.job = msgspec.structs.replace(self.job, state="COMPLETING" if again else state)
         self.books.job_ended = not again
@@ -655,7 +666,7 @@ class ResumeWorld:
         """Return the nodes that Slurm would give to a job now."""
         taken = {*self.job.nodes, *(name for names in self.helpers.values() for name in names)}
         taken |= {name for c in self.companions.values() for name in c.nodes}
-        if self.books.growth is not None:
+        if self.books.growth is not None or self.books.preemption is not None:
             # Slurm waits for the tasks of jobs that have ended.
             living = {task.node for step in self.steps.values() for task in step.living()}
             taken |= self.books.others | living

@@ -10,6 +10,7 @@ import msgspec
 
 from slurm_resilience.errors import NotFound, SlurmError, SlurmUnreachable
 from slurm_resilience.model import Job, Node
+from slurm_resilience.simulate.resume.preemption.preemption_draw import NEWER
 from slurm_resilience.simulate.resume.resume_rules import ResumeRule
 from slurm_resilience.simulate.resume.resume_state import GIVE_UP_SECONDS
 from slurm_resilience.simulate.resume.resume_world import ResumeWorld
@@ -108,7 +109,10 @@ class SimJobSlurm:
         return self._ask(answer)
 
     def is_preempted(self, job_id: int) -> bool:
-        return self._ask(lambda: False)  # no job of higher priority comes
+        preemption = self._world.books.preemption
+        if preemption is None:
+            return False  # at once, so that the run is the same as ever
+        return self._ask(lambda: preemption.is_under_way)
 
     def steps(self, job_id: int) -> tuple[StepInfo, ...]:
         def answer() -> tuple[StepInfo, ...]:
@@ -146,6 +150,8 @@ class SimJobSlurm:
             world = self._world
             if not (world.job.is_batch and world.job.requeue):
                 raise SlurmError("Requested operation is presently disabled")
+            if world.books.preemption is not None:
+                world.books.preemption.check_requeue(asked_at)
             world.requeue_asked(asked_at)
             world.end_job("REQUEUED", requeue=True, word="DUE TO JOB REQUEUE")
 
@@ -250,10 +256,13 @@ class SimJobSlurm:
 
         return self._change(f"merge job {helper} into job {job_id}", change)
 
-    # -- what a supervisor never asks: a question or order of this kind ends the run ----------
-
     def info(self) -> ClusterInfo:
-        raise NotImplementedError
+        preemption = self._world.books.preemption
+        release = preemption.draw.release if preemption is not None else NEWER
+        info = ClusterInfo("simulated", release, (), 6817, 64030, "", "", "", {})
+        return self._ask(lambda: info)
+
+    # -- what a supervisor never asks: a question or order of this kind ends the run ----------
 
     def set_node(self, names: Sequence[str], *, state: str = "", reason: str = "") -> None:
         raise NotImplementedError

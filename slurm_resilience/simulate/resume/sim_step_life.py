@@ -280,7 +280,7 @@ class StepLife:
         if step.killed_at is None:
             step.killed_at = self._world.schedule.now
         if word:
-            self._tell_end(step, word)
+            self.tell_end(step, word)
         if word:
             step.srun.says(ABORTED)
             self._world.schedule.after(ABORTED_SECONDS, self._time_out, step)
@@ -309,7 +309,7 @@ class StepLife:
                 self._world.random.uniform(0.02, 0.2), step.srun.ends, code or 137
             )
 
-    def _tell_end(self, step: SimStep, word: str) -> None:
+    def tell_end(self, step: SimStep, word: str) -> None:
         """Have slurmstepd say that a step is cancelled."""
         # The step's first node says it; where that is lost, nothing does.
         first_is_there = self._world.nodes[step.nodes[0]].contact is NodeContact.FINE
@@ -348,7 +348,7 @@ class StepLife:
 
     def terminate(self, step: SimStep) -> None:
         """Have Slurm send SIGTERM to a step's tasks."""
-        self._tell_end(step, "***")
+        self.tell_end(step, "***")
         training = self._world.progress.training
         if training is not None and training.asked_to_leave(step):
             return

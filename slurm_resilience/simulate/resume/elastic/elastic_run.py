@@ -9,6 +9,7 @@ import msgspec
 
 from slurm_resilience.config import ElasticSettings
 from slurm_resilience.simulate.resume.elastic.growth_faults import OF_GROWTH
+from slurm_resilience.simulate.resume.preemption.preemption_draw import PREEMPTED_SEED
 from slurm_resilience.simulate.resume.resume_fault import PlannedResumeFault, ResumeFault
 from slurm_resilience.simulate.resume.resume_state import SiteSettings, TrainedProgram
 
@@ -50,6 +51,11 @@ class ElasticDraw(msgspec.Struct, frozen=True):
     settings: ElasticSettings
     faults: list[PlannedResumeFault]
     is_calm: bool
+
+
+def is_elastic(seed: int) -> bool:
+    """Return whether a run is of an elastic step."""
+    return ELASTIC_SEED <= seed < PREEMPTED_SEED
 
 
 def draw_elastic(seed: int) -> ElasticDraw:

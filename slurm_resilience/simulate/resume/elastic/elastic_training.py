@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import TYPE_CHECKING
 
 from slurm_resilience.resume.elastic.elastic_size import ElasticSize
@@ -32,6 +33,10 @@ class GrowingTraining(SimTraining):
     def __init__(
         self, world: ResumeWorld, srun: SimSrun, program: LivingProgram, size: ElasticSize
     ) -> None:
+        if size.sizes and len(srun.wanted) not in size.sizes:
+            # A person has left the job nodes of which not all may step.
+            fewest = min(size.sizes) * world.site.tasks_per_node * program.ranks_per_task
+            program = dataclasses.replace(program, min_world=min(program.min_world, fewest))
         super().__init__(world, srun, program)
         self._size = size
         self.per_node = self.seats // len(srun.wanted)

@@ -220,6 +220,10 @@ ONCE_BROKEN = (
     ELASTIC_SEED + 378,
     # Ranks that Slurm had killed without a word were taken for ones that had failed.
     *(ELASTIC_SEED + 18, ELASTIC_SEED + 50),
+    # The rules did not know that a pause does not count an absence, or that a node which a person
+    # takes while answers are lost is taken for a lost one; and a program that needed more ranks
+    # than the sizes allow never began.
+    *(ELASTIC_SEED + 4151, ELASTIC_SEED + 5106, ELASTIC_SEED + 4746),
     # A further attempt began within the GraceTime of a preemption, or a companion was waited for.
     *(PREEMPTED_SEED + 2, PREEMPTED_SEED + 46, PREEMPTED_SEED + 71),
     # Words of a task's own srun, an old crash, a hang, a node whose slurmd was away, or an answer

@@ -323,6 +323,7 @@ class ResumeFaults:
             return
         gone = name if name in free else free[-1]
         world.books.most_nodes = len(world.job.nodes) - 1
+        world.books.shrunk_at = world.schedule.now
         if any(gone in attempt.nodes for attempt in world.seen.budget.attempts[-1:]):
             world.seen.budget.take()
         world.shrink(tuple(n for n in world.job.nodes if n != gone))

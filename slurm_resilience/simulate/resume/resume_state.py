@@ -135,6 +135,8 @@ class JobBooks:
     """When it loses, refuses and delays nothing any more."""
     most_nodes: int | None = None
     """The job may have no more, since a person took one out of it; None: he has not."""
+    shrunk_at: float = float("inf")
+    """When he did."""
     companions: SimCompanions = field(init=False)
     step_life: StepLife = field(init=False)
     growth: GrowthRules | None = None

@@ -361,8 +361,9 @@ class ResumeWorld:
         fails = program.fails_at is not None or program.fails_in_work is not None
         fails |= bool(program.crashes) or (living is not None and living.late_loss is not None)
         if self.site.size is not None:
-            # Where no answer tells that a person has done it, the node is taken for a lost one.
-            fails |= self.schedule.now < self.books.answers_well + GIVE_UP_SECONDS
+            # Where no answer tells that a person has done it, the node is taken for a lost one, and
+            # another one is waited for.
+            fails |= self.books.answers_well + GIVE_UP_SECONDS > self.books.shrunk_at
         if most is not None and not fails and len(self.job.nodes) + more > most:
             self.broken(ResumeRule.TAKEN_OUT, what)
 

@@ -103,6 +103,9 @@ class GrowthRules:
         """Check a request for a companion."""
         world, now = self._world, self._world.schedule.now
         self._had_sick_nodes |= any(node.shown.is_fail for node in world.nodes.values())
+        # Where no answer tells that a person took a node, it was left as a sick one is.
+        is_untold = now < world.books.answers_well + LAST_ANSWERS_SECONDS
+        self._had_sick_nodes |= world.books.most_nodes is not None and is_untold
         living = [companion for companion, _ in self._living()]
         free = self._groups
         for companion in living:
@@ -181,6 +184,8 @@ class GrowthRules:
         """Look at what there is, after so many seconds."""
         world = self._world
         self._had_sick_nodes |= any(node.shown.is_fail for node in world.nodes.values())
+        if world.stands and self._excused_until > world.schedule.now - seconds:
+            self._excused_until += seconds  # a pause does not count an absence either
         living = list(self._living())
         # Of a request that a person has changed, more are given than were asked for.
         nodes = sum(min(len(companion.nodes), lent.asked) for companion, lent in living)

@@ -112,6 +112,16 @@ def test_a_person_who_cancels_it_is_heard_before_its_lost_node_is(
     assert steps.word is (EndWord.SRUN if number is None else EndWord.PERSON)
 
 
+def test_tasks_that_are_told_to_end_have_their_grace_time(steps: LiveSteps) -> None:
+    """Their step had lost a node before. It was ended 10 s later."""
+    first: Any = steps.step(0)
+    steps.lose_node([0], "")
+    first.told_end, first.only_signalled = ToldEnd(True, False), True
+    assert steps.ended_by_user() is None
+    first.ended_tasks = [EndedTasks(("n1",), (0,), "Terminated")]
+    assert steps.ended_by_user() == 0
+
+
 def test_tasks_that_are_told_to_end_were_not_cancelled(steps: LiveSteps) -> None:
     """Slurm may preempt the job. That it has ended one of the steps weighs more."""
     first, joined = (steps.step(number) for number in (0, 1))

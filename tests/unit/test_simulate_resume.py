@@ -229,8 +229,8 @@ ONCE_BROKEN = (
     # Words of a task's own srun, an old crash, a hang, a node whose slurmd was away, or an answer
     # that came as Slurm took the nodes: a preemption was taken for a person's cancel.
     *(PREEMPTED_SEED + n for n in (146, 224, 359, 398, 500, 875, 905, 2450, 2479)),
-    # A program that went on in the GraceTime, and ended well.
-    PREEMPTED_SEED + 2480,
+    # A program that went on in the GraceTime, and ended well, or had its last results to save.
+    *(PREEMPTED_SEED + 2480, PREEMPTED_SEED + 33258),
 )
 """Seeds that broke a rule."""
 

@@ -122,10 +122,12 @@ class LiveSrun(msgspec.Struct, eq=False):
 
         An srun that has lost a node may wait for it for minutes then, also before anything else
         knows of the loss: the step is over once its tasks end as they do when they are killed.
+        Tasks that are only told to end have a GraceTime to do so.
         """
         if not self.note_told_end():
             return False
-        is_over = not self.step.running or self.state is StepState.NODE_LOST
+        ended = self.state is StepState.NODE_LOST and not self.step.only_signalled
+        is_over = not self.step.running or ended
         return is_over or self.was_killed(self.read_when_told or 0)
 
     def note_told_end(self) -> bool:

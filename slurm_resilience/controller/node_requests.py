@@ -86,7 +86,10 @@ class NodeRequests:
         """
         supervisors = self._registry.supervisors(job)
         if not supervisors:
-            raise WireError(f"job {job} is not supervised: no srun --auto-resume=1 runs in it now")
+            raise WireError(
+                f"job {job} has no supervisor that is connected: no srun --auto-resume=1 runs in "
+                "it now, or its supervisor is about to connect again (was sresctld just started?)"
+            )
         if len(supervisors) > 1:
             many = f"job {job} has {len(supervisors)} supervised sruns now"
             raise WireError(f"{many}: which of them is meant cannot be said")

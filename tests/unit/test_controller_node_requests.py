@@ -146,7 +146,7 @@ def test_the_supervisor_of_a_job_is_asked(site: Site) -> None:
 
 
 @pytest.mark.parametrize(
-    ("job", "why"), [(8, "has 2 supervised sruns now"), (9, "is not supervised")]
+    ("job", "why"), [(8, "has 2 supervised sruns now"), (9, "has no supervisor")]
 )
 def test_a_job_without_one_supervisor_is_not_asked(site: Site, job: int, why: str) -> None:
     with pytest.raises(WireError, match=f"job {job} {why}"):

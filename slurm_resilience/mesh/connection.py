@@ -10,7 +10,7 @@ import select
 import selectors
 import socket
 import struct
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from secrets import token_bytes
 
 from slurm_resilience.clock import SYSTEM_CLOCK
@@ -320,7 +320,7 @@ class PeerConnection:
         raise AuthError("it does not know this training's secret")
 
 
-def part(connections: Iterable[PeerConnection], seconds: float = PART_SECONDS) -> None:
+def part(connections: Collection[PeerConnection], seconds: float = PART_SECONDS) -> None:
     """Close connections that nothing else uses any more, so that what was said last arrives.
 
     A socket that is closed while the other side still says something is reset. A process that finds

@@ -14,13 +14,17 @@ launch._KILLED_SECONDS = 0.2
 main.cli(sys.argv[1:])
 """
 PROGRAM = """
-import os, sys, threading, time
+import os, signal, sys, threading, time
+from pathlib import Path
 from slurm_resilience.launcher import control_socket
 if os.environ["SRES_INCARNATION"] == "0":
-    threading.Thread(target=os.stat, args=(sys.argv[1],)).start()
-    time.sleep(0.5)
+    looks = threading.Thread(target=os.stat, args=(sys.argv[1],))
+    looks.start()
+    waits_in = Path(f"/proc/self/task/{looks.native_id}/wchan")
+    while "request" not in waits_in.read_text():
+        time.sleep(0.01)
     control_socket.evict(os.getpid(), "its disk hangs")
-    time.sleep(60)
+    signal.pause()
 print("filled again", flush=True)
 """
 DEADLINE = 60.0

@@ -25,6 +25,7 @@ parser.add_argument("--steps", type=int, default=10)
 parser.add_argument("--late", action="store_true", help="replaced only after a step without it")
 parser.add_argument("--shard", action="store_true", help="a model in two parts")
 parser.add_argument("--sizes", default="", help="worlds, each for so many steps: 2,4,3")
+parser.add_argument("--pace", type=float, default=0.0, help="seconds that a step takes at least")
 words = parser.parse_args()
 SIZES = [int(word) for word in words.sizes.split(",") if word]
 SEATS = int(os.environ["SRES_SEATS"])
@@ -108,6 +109,7 @@ def train(s: Session) -> tuple[nn.Module, int]:
     tell("world", s.step, s.generation, s.world)
     for step in s.microbatches(Samples(), wrapped, size=SIZE, count=COUNT, same_bits=True):
         wait_for_size(s)
+        time.sleep(words.pace)
         own = range(len(step)) if s.world <= COUNT else ()
         for number, (x, y, index) in zip(own, step, strict=True):
             counts = step._calls[number][1]

@@ -147,3 +147,21 @@ def test_no_step_is_lost(
     assert run.text().count("all ranks were asked to end") == ends, run
     assert "recovered" not in run.text(), run
     wait_for(lambda: all_idle(lab), 60, "every node is idle again")
+
+
+@pytest.mark.timeout(300)
+def test_those_that_outlive_the_batch_host_save_their_step(
+    fresh_lab: Callable[[LabSpec], Lab], wait_for: WaitFor, tmp_path: Path
+) -> None:
+    """Slurm ends the job, and requeues it."""
+    lab = fresh_lab(LabSpec(nodes=4, network=True))
+    run = Training(lab, tmp_path)
+    run.submit("--nodes=3", "--export=ALL,SRES_CHECKPOINTLESS=1")
+    wait_for(lambda: len(run.steps()) > 10, 60, run)
+    lab.power_off("n1")
+    before = max(run.steps())
+    wait_for(lambda: len(run.steps(1)) > 4, 90, run)
+    # A step that only the lost rank had finished would come again.
+    assert min(run.steps(1)) in (before, before + 1), run
+    lab.run(["scancel", run.job], check=True)
+    wait_for(lambda: run.state() == "CANCELLED", 60, run)

@@ -28,7 +28,10 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
 
 from slurm_resilience.errors import UsageError
 from slurm_resilience.training.data import ReplayLoader
+from slurm_resilience.training.data.cache import store as batch_files
+from slurm_resilience.training.data.cache.codec import pack
 from slurm_resilience.training.data.cache.fingerprint import fingerprint
+from slurm_resilience.training.data.cache.store import BatchKey, FileStore, Window
 from slurm_resilience.training.data.prefetch import Prefetcher
 from slurm_resilience.training.data.source import SampleError
 from slurm_resilience.training.loaders import Loaders
@@ -322,6 +325,29 @@ def test_broken_files_are_fetched_again(tmp_path: Path, caplog: pytest.LogCaptur
     assert sorted(again.reads) == list(range(40))
     assert caplog.text.count("was broken") == 1
     loader.close()
+
+
+def test_a_broken_file_is_no_batch_where_a_good_one_takes_its_place_meanwhile(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The broken one was taken for the process's own, unverified: seen once on a busy machine."""
+    files = FileStore(tmp_path, 1 << 20, 0.0, lambda text: None)
+    key, window = BatchKey(0, "a"), Window(0, 0, 0, 8, "a")
+    good = pack(str(key), "batch", {}, ({"x": torch.zeros(4)}, None))
+    broken = bytearray(b"".join(good.parts))
+    broken[-1] ^= 1
+    (tmp_path / str(key)).write_bytes(broken)
+    opened = batch_files.mmap.mmap
+
+    def put_meanwhile(*words: Any, **more: Any) -> Any:
+        found = opened(*words, **more)
+        monkeypatch.undo()
+        assert files.put(key, good, window)
+        return found
+
+    monkeypatch.setattr(batch_files.mmap, "mmap", put_meanwhile)
+    assert files.get(key) is None
+    assert files.get(key) is not None
 
 
 def size(root: Path) -> int:

@@ -135,6 +135,8 @@ class FileStore:
 
     def get(self, key: BatchKey) -> Unpacked | None:
         path = self._path(key)
+        # Before it is opened: another thread may put a good one in the place of a broken one.
+        verify = key not in self._own
         try:
             fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
         except OSError:
@@ -148,7 +150,7 @@ class FileStore:
             data = mmap.mmap(fd, size, access=mmap.ACCESS_COPY) if size else b""
         finally:
             os.close(fd)
-        read = unpack(str(key), data, verify=key not in self._own)
+        read = unpack(str(key), data, verify=verify)
         if read is None:
             self._warn(f"{self.directory}: a cached batch was broken; it is fetched again")
             self._own.discard(key)

@@ -57,7 +57,7 @@ def _inside(value: Any, deep: int) -> Iterator[bytes]:
         for key in list(value)[:MANY]:
             yield repr(key).encode()
             yield from _bytes(value[key], deep)
-    elif isinstance(value, list | tuple):
+    elif isinstance(value, list | tuple | range):
         yield str(len(value)).encode()
         for item in value[:MANY]:
             yield from _bytes(item, deep)

@@ -223,6 +223,7 @@ def test_contents_are_told_apart() -> None:
     assert content_digest([x, {"a": 1}]) == content_digest([x.clone(), {"a": 1}])
     other = [[x + 1, {"a": 1}], [x, {"a": 2}], [x.double(), {"a": 1}], (x, {"a": 1})]
     assert len({content_digest(one) for one in other} | {content_digest([x, {"a": 1}])}) == 5
+    assert content_digest(range(0, 9, 2)) != content_digest(range(1, 10, 2))
 
 
 def test_a_write_that_torch_does_not_count_is_seen() -> None:

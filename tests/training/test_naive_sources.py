@@ -417,3 +417,39 @@ def test_an_argument_that_s_loader_has_not_got_is_refused_at_once(
     done = run(USUAL.replace("global_batch=8", f"global_batch=8, {argument}"))
     refused(done, f"s.loader takes no {argument.partition('=')[0]}: ")
     assert "(as before)" not in done.stderr
+
+
+CURRICULUM = """
+class Curriculum(torch.utils.data.Dataset):
+    def __init__(self):
+        self.level = 0
+
+    def __len__(self):
+        return 512
+
+    def __getitem__(self, index):
+        return X[index % 64], X[index % 64].sum().view(1) * (1 + self.level)
+
+
+CURRICULUM = Curriculum()
+"""
+
+
+@pytest.mark.parametrize("ahead", [True, False])
+def test_a_dataset_that_the_loop_changes_is_told(run: Program, ahead: bool) -> None:
+    """Its batches were read ten steps before: all were those of the first level."""
+    body = USUAL.replace("DATA", "CURRICULUM").replace("steps=4", "steps=14")
+    body += "    CURRICULUM.level = s.step // 2\n    say('level', y[0] / x[0].sum())\n"
+    if ahead:
+        warned(run(body, CURRICULUM), "level of the dataset (or of its collate_fn) changes")
+    else:
+        done = run(body.replace("epochs=None", "epochs=None, prefetch_length=0"), CURRICULUM)
+        told_nothing(done)
+        assert "level tensor([7." in done.stdout, done.stdout
+
+
+def test_a_subset_of_a_range_that_differs_is_told(run: Program) -> None:
+    """A list was told of; of a range, half of the samples never came."""
+    part = "torch.utils.data.Subset(DATA, range(s.rank, 64, s.world))"
+    done = run(USUAL.replace("s.loader(DATA,", f"s.loader({part},"))
+    warned(done, "on rank 1 the dataset holds other samples than elsewhere")

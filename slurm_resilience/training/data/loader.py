@@ -228,7 +228,8 @@ class ReplayLoader:
                     " make global_batch smaller, or give drop_last=False"
                 )
             warn = self._warn if rank == 0 else lambda text: None
-            reader = MapReader(opening, self.order, collate, threads, warn)
+            ahead = prefetch_length > 0
+            reader = MapReader(opening, self.order, collate, threads, warn, ahead=ahead)
         else:
             reader = StreamReader(opening, self.kind == "items", self.order, collate, epochs)
         self._reader = reader

@@ -20,6 +20,7 @@ from slurm_resilience.errors import SresError, UsageError
 from slurm_resilience.training.content_digest import content_digest
 from slurm_resilience.training.data.order import SampleOrder, mix, share
 from slurm_resilience.training.data.process_numbers import drawn_since, read_states
+from slurm_resilience.training.data.settings_watch import CHANGED, SettingsWatch
 from slurm_resilience.training.data.warn_once import WarnOnce
 
 Kind = Literal["map", "items", "batches"]
@@ -157,6 +158,7 @@ class MapReader:
         source: opened with the first batch that is read.
         threads: samples that are read at the same time.
         warn: is told of what a program should not do.
+        ahead: batches are read before they are asked for.
     """
 
     def __init__(
@@ -166,9 +168,14 @@ class MapReader:
         collate: Collate,
         threads: int,
         warn: WarnOnce = lambda text: None,
+        *,
+        ahead: bool = True,
     ) -> None:
         self._warn = warn
+        self._ahead = ahead
         self._has_read = False
+        self._settings: SettingsWatch | None = None
+        """None: they are not known yet, or may change."""
         self._open = source
         self._order = order
         self._collate = collate
@@ -176,6 +183,9 @@ class MapReader:
 
     def read(self, number: int, rank: int, world: int, before: Before) -> SourceSample:
         if self._has_read:
+            if self._settings is not None and (names := self._settings.changed()):
+                self._warn(CHANGED.format(names=names))
+                self._settings = None
             return self._read(number, rank, world)
         self._has_read = True
         # The training waits for the first batch, and draws nothing meanwhile.
@@ -183,6 +193,8 @@ class MapReader:
         found = self._read(number, rank, world)
         if drawn := drawn_since(states):
             self._warn(GLOBAL_NUMBERS.format(whose=" and ".join(drawn)))
+        if self._ahead:
+            self._settings = SettingsWatch(self._open(), self._collate)
         return found
 
     def _read(self, number: int, rank: int, world: int) -> SourceSample:

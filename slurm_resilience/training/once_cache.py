@@ -13,12 +13,18 @@ log = logging.getLogger("sres.training")
 class OnceCache:
     """The results of functions, by each function's place in the program."""
 
-    def __init__(self, entry: Callable[[], int] = lambda: 0) -> None:
+    def __init__(
+        self,
+        entry: Callable[[], int] = lambda: 0,
+        refuse: Callable[..., None] = lambda built, build, args: None,
+    ) -> None:
         """
         Args:
             entry: tells how often the block was entered.
+            refuse: raises where what was built, by a function and its arguments, cannot be kept.
         """
         self._entry = entry
+        self._refuse = refuse
         self._kept: dict[Hashable, Any] = {}
         self._asked: dict[Hashable, tuple[int, Hashable]] = {}
         """By key: the last entry of the block in which it was asked for, and with which values."""
@@ -34,7 +40,9 @@ class OnceCache:
         key = (which(build), _known_again(args))
         self._tell_other_values(key, build)
         if key not in self._kept:
-            self._kept[key] = build(*args)
+            built = build(*args)
+            self._refuse(built, build, args)
+            self._kept[key] = built
         return self._kept[key]
 
     def values(self) -> list[Any]:

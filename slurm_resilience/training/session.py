@@ -25,6 +25,7 @@ from slurm_resilience.training.guards.code.calling_code import is_result_used
 from slurm_resilience.training.guards.replica_check import refuse_other_gradients
 from slurm_resilience.training.once_cache import OnceCache
 from slurm_resilience.training.participant import Participant
+from slurm_resilience.training.process_group import kept_groups
 from slurm_resilience.training.process_group.form import GroupUse
 from slurm_resilience.training.recovery.commit_point import Update
 from slurm_resilience.training.watch import Watch
@@ -40,7 +41,7 @@ class Session:
 
     def __init__(self, participant: Participant) -> None:
         self._participant = participant
-        self._built = OnceCache(lambda: participant.attempt)
+        self._built = OnceCache(lambda: participant.attempt, kept_groups.refuse)
         participant.guards.state.watch_kept(self._built.values)
         self._update = Update(participant)
         self._thread = threading.get_ident()
@@ -146,6 +147,9 @@ class Session:
             build: known again by its place in the program. In a loop it is one function: give it
                 what differs as an argument.
             args: for ``build``; with others something else is built.
+
+        Raises:
+            UsageError: it holds a process group.
         """
         found: T = self._built.once(build, *args)
         return found

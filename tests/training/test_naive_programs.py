@@ -296,20 +296,41 @@ def test_ranks_that_train_other_parameters_are_refused(run: Program) -> None:
     refused(run(body, FREEZING), words)
 
 
-def test_a_wrapper_of_an_earlier_world_is_refused(run: Program) -> None:
+KEPT = "global KEPT\nKEPT = net = KEPT or {}\n"
+
+
+@pytest.mark.parametrize("wrap", ["s.ddp(model)", "nn.parallel.DistributedDataParallel(model)"])
+def test_a_wrapper_of_an_earlier_world_is_refused(run: Program, wrap: str) -> None:
     """It exchanged no gradients, and the newcomer waited for them without a word."""
-    body = USUAL.replace("net = s.ddp(model)", "net = s.once(lambda: s.ddp(model))")
-    body = body.replace("steps=4", "steps=8")
-    done = run(body, inject="kill:rank=1,step=5")
+    body = USUAL.replace("net = s.ddp(model)\n", KEPT.format(wrap)).replace("steps=4", "steps=8")
+    done = run(body, "KEPT = None\n", inject="kill:rank=1,step=5")
     refused(done, "call s.ddp(model) anew whenever the function is entered")
 
 
-def test_a_plain_wrapper_of_an_earlier_world_is_refused(run: Program) -> None:
-    """torch's own, made once: the newcomer made its own, and waited for the others."""
-    body = USUAL.replace("s.ddp(model)", "s.once(nn.parallel.DistributedDataParallel, model)")
-    body = body.replace("steps=4", "steps=8")
-    done = run(body, inject="kill:rank=1,step=5")
-    refused(done, "call s.ddp(model) anew whenever the function is entered")
+def test_a_group_of_an_earlier_world_is_named(run: Program) -> None:
+    kept = KEPT.replace("net", "group").format("dist.new_group()")
+    kept += "dist.all_reduce(torch.ones(1), group=group)\n"
+    body = USUAL.replace("net = s.ddp", f"{kept}net = s.ddp").replace("steps=4", "steps=8")
+    done = run(body, "KEPT = None\n", inject="kill:rank=1,step=5")
+    refused(done, "a process group of a world that has ended is used")
+
+
+@pytest.mark.parametrize(
+    ("built", "kind"),
+    [
+        ("lambda: s.ddp(model)", "DistributedDataParallel"),
+        ("nn.parallel.DistributedDataParallel, model", "DistributedDataParallel"),
+        ("lambda: (1, dist.new_group())", "ProcessGroup"),
+        ("lambda number: dist.new_group(), s.generation", ""),
+    ],
+)
+def test_what_holds_a_group_is_not_kept_by_once(run: Program, built: str, kind: str) -> None:
+    """The first fault ended the training."""
+    done = run(USUAL.replace("net = s.ddp", f"kept = s.once({built})\nnet = s.ddp"))
+    if kind:
+        refused(done, f"s.once keeps a {kind}, which is of no use after a fault")
+    else:
+        told_nothing(done)
 
 
 def test_a_plain_wrapper_that_is_made_anew_is_healed(run: Program) -> None:

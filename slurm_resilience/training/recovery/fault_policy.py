@@ -19,6 +19,8 @@ OF_COLLECTIVES = ("connection", "gloo", "nccl", "socket", "peer", "store", "time
 
 OF_FILES = "too many open files"
 """The error of a process that has no file descriptor left."""
+OF_LEFT_GROUPS = "is not initialized in the world group map"
+"""torch's error where a process group is used that was destroyed."""
 OF_THREADS = ("can't start new thread", "Resource temporarily unavailable")
 """The errors where the system has no thread to give: Python's words, and C++'s (gloo's)."""
 THREAD_TRIES = 30
@@ -112,6 +114,12 @@ def said(error: BaseException) -> str:
         return (
             "StopIteration: next() found no batch left (a loop that counts by itself begins anew "
             "after a fault: take batches by `for batch in s.loader(…)`)"
+        )
+    if isinstance(error, ValueError) and OF_LEFT_GROUPS in str(error):
+        return (
+            "ValueError: a process group of a world that has ended is used (it is kept outside of "
+            "the function, or in an object?): make it whenever the function is entered, by "
+            "s.new_group(…)"
         )
     return folded(f"{type(error).__name__}: {error}")
 

@@ -475,3 +475,17 @@ def forget_unscaled(scaler: Any) -> None:
 def load_compiler() -> None:
     """Import what `torch.optim` would import at its first use, which takes long."""
     importlib.import_module("torch._dynamo")
+
+
+# --- data ---------------------------------------------------------------------------------------
+
+
+@seen("2.13")
+def forget_workers(loader: Any) -> None:
+    """Let a torch DataLoader with `persistent_workers` start new ones when it is iterated next. It
+    would ask those that have died again and again.
+
+    Args:
+        loader: a DataLoader.
+    """
+    loader._iterator = None

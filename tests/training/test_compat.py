@@ -463,6 +463,15 @@ def _() -> None:
     scaler.unscale_(optimizer)
 
 
+@tries("forget_workers")
+def _() -> None:
+    loader = torch.utils.data.DataLoader([1, 2], num_workers=1, persistent_workers=True)
+    before = iter(loader)
+    assert iter(loader) is before
+    compat.forget_workers(loader)
+    assert iter(loader) is not before
+
+
 @tries("load_compiler")
 def _() -> None:
     compat.load_compiler()

@@ -7,6 +7,7 @@ import gc
 import os
 import random
 import re
+import signal
 import subprocess
 import sys
 import threading
@@ -306,6 +307,38 @@ def test_after_a_move_the_window_opens_with_each_batch_that_is_given(tmp_path: P
         until(lambda: loader._feed._wanted() is None)
         read.append((len(source.reads) - 50) // 5)
     assert read == [2, 4, 6, 8, 9, 10]
+    loader.close()
+
+
+class Mortal(Dataset):  # type: ignore[type-arg]
+    """Its worker is killed once, as for want of memory."""
+
+    def __init__(self, mark: Path) -> None:
+        self.mark = mark
+
+    def __len__(self) -> int:
+        return 8
+
+    def __getitem__(self, index: int) -> int:
+        if index == 3 and not self.mark.exists():
+            self.mark.touch()
+            os.kill(os.getpid(), signal.SIGKILL)
+        return index
+
+
+def test_a_persistent_worker_that_was_killed_is_replaced(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The dead one was asked three times, and then the training ended."""
+    look: Any = torch.utils.data.dataloader._MultiProcessingDataLoaderIter._try_get_data
+    monkeypatch.setattr(look, "__defaults__", (0.1,))
+    source = DataLoader(Mortal(tmp_path / "killed"), 2, num_workers=1, persistent_workers=True)
+    loader = ReplayLoader(source, global_batch=2, cache=False)
+    given = []
+    with pytest.raises(SampleError, match="exited unexpectedly"):
+        given.extend(batch.tolist() for batch in loader)
+    given.extend(batch.tolist() for batch in loader)
+    assert sorted(chain(*given)) == list(range(8))
     loader.close()
 
 

@@ -17,6 +17,7 @@ import torch
 from torch.utils.data import DataLoader, IterableDataset, RandomSampler
 
 from slurm_resilience.errors import SresError, UsageError
+from slurm_resilience.training.compat import forget_workers
 from slurm_resilience.training.content_digest import content_digest
 from slurm_resilience.training.data.order import SampleOrder, mix, share
 from slurm_resilience.training.data.process_numbers import drawn_since, read_states
@@ -260,6 +261,8 @@ class StreamReader:
         self._collate = collate
         self._epochs = epochs
         self._iterator: Iterator[Any] | None = None
+        self._loader: DataLoader[Any] | None = None
+        """The source, if it is one: its workers may die."""
         self._number = 0
         """The batch that the iterator gives next."""
         self._epoch = 0
@@ -291,6 +294,8 @@ class StreamReader:
             self.close()
             if isinstance(error, SresError):
                 raise
+            if self._loader is not None:
+                forget_workers(self._loader)
             raise SampleError(error, number) from error
 
     def close(self) -> None:
@@ -319,6 +324,7 @@ class StreamReader:
         again = self._iterator is not None or self._number > 0
         if not again and self._first is None:
             self._first = _state_before(source)
+        self._loader = source if isinstance(source, DataLoader) else None
         _seed(source, self._order.seed, epoch)
         if state is not None and hasattr(source, "load_state_dict"):
             source.load_state_dict(deepcopy(state))

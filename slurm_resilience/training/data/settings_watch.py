@@ -13,6 +13,7 @@ DEEP = 4
 """Datasets within datasets that are looked into."""
 MOST = 64
 """Methods of a class that are looked through; of one with more nothing is known."""
+_MISSING = object()
 _PLAIN = (bool, int, float, str, type(None))
 
 CHANGED = (
@@ -78,7 +79,7 @@ def _found(thing: Any, entry: str) -> list[_Setting]:
         return []
     settings = []
     for name in _asked(type(thing), {entry, "__getitem__", "__getitems__", "__call__"}):
-        default = inspect.getattr_static(type(thing), name, None)
+        default = inspect.getattr_static(type(thing), name, _MISSING)
         if type(value := held.get(name, default)) in _PLAIN:
             settings.append(_Setting(name, held, default, value))
     return settings

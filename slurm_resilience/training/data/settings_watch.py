@@ -32,8 +32,9 @@ class _Setting(NamedTuple):
     """The class's."""
     before: Any
 
-    def now(self) -> Any:
-        return self.held.get(self.name, self.default)
+    def has_changed(self) -> bool:
+        now = self.held.get(self.name, self.default)
+        return now is not self.before and bool(now != self.before)
 
 
 class SettingsWatch:
@@ -53,9 +54,7 @@ class SettingsWatch:
 
     def changed(self) -> str:
         """Return the names of those that are others than when this was made; empty: none."""
-        if all(one.now() == one.before for one in self._settings):
-            return ""
-        return ", ".join(one.name for one in self._settings if one.now() != one.before)
+        return ", ".join(one.name for one in self._settings if one.has_changed())
 
 
 def _datasets(source: Any, deep: int) -> Iterator[Any]:

@@ -279,9 +279,10 @@ class Absences:
             if training is not None and training.is_waiting:
                 self._check(world, training.mesh.since, now, longest, text)
         elif found := _LATE_GROWTH.search(text):
-            # They are ended in this moment.
+            # They are ended in this moment; so are those of another companion, where Slurm has just
+            # preempted it.
             ended = [s for s in world.sruns if not s.running and s.gone_at >= now - 1.0]
-            began = max((s.began_at for s in ended if s.is_companion), default=0.0)
+            began = min((s.began_at for s in ended if s.is_companion), default=0.0)
             self._check(world, began, now, float(found[1]), text)
 
     def _check(

@@ -182,6 +182,11 @@ class FakeSlurm:
         entry = self._jobs[job_id]
         entry.job = msgspec.structs.replace(entry.job, uid=uid)
 
+    def share(self, job_id: int, nodes: tuple[str, ...]) -> None:
+        """Start a job on nodes that a suspended one has."""
+        entry = self._jobs[job_id]
+        entry.job = msgspec.structs.replace(entry.job, state="RUNNING", nodes=nodes)
+
     def pass_time(self, seconds: float = 1.0) -> None:
         """COMPLETING jobs complete where their nodes answer or are DOWN; due jobs start."""
         self.now += seconds

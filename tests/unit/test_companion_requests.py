@@ -235,6 +235,16 @@ def test_nodes_that_are_of_no_use_are_told_of_with_the_reason(asked: Requests) -
     assert asked.answer(ev.CompanionSeen).doubt == "n3 is not taken: it is hot"
 
 
+def test_the_jobs_own_nodes_are_not_taken(asked: Requests) -> None:
+    """While the job is suspended, Slurm gives them to its own companions."""
+    slurm = asked.slurm
+    slurm.submit(2)
+    asked.requests.order(ev.AskForGroup(0, 1))
+    number = asked.answer(ev.GroupAsked).companion
+    slurm.before["job"] = lambda: slurm.share(number, ("n1",))
+    assert asked.answer(ev.CompanionSeen).doubt == "n1 is not taken: job 1 has it itself"
+
+
 def test_a_number_that_two_groups_have_got_is_the_later_ones(asked: Requests) -> None:
     asked.slurm.submit(2)
     asked.requests.order(ev.AskForGroup(0, 1))

@@ -227,19 +227,31 @@ class CompanionRequests:
             if not is_companion(job, allocation.job, allocation.companions.supervisor):
                 raise NotFound(f"job {number} is another one now")
             seen = ev.CompanionSeen(group, number, job.state, self._in_order(job.nodes))
+            is_new = seen.state == "RUNNING" and bool(seen.nodes) and not before.nodes
+            doubts = self._doubts(seen.nodes) if is_new else {}
         except NotFound:
-            seen = ev.CompanionSeen(group, number, "", ())
+            seen, is_new, doubts = ev.CompanionSeen(group, number, "", ()), False, {}
         except SresError:
             return  # nothing is known
-        if seen.state == "RUNNING" and seen.nodes and not before.nodes:
-            doubts = sorted(self._context.link.doubts(seen.nodes).items())
-            doubt = "; ".join(f"{name} is not taken: {why}" for name, why in doubts)
-            seen = msgspec.structs.replace(seen, doubt=doubt)
+        if is_new:
+            told = (f"{name} is not taken: {why}" for name, why in sorted(doubts.items()))
+            seen = msgspec.structs.replace(seen, doubt="; ".join(told))
             self._granted[number] = job.restarts
             self._told.clear()
         if seen != before:
             self._shown[group] = seen
             self._tell(seen)
+
+    def _doubts(self, nodes: tuple[str, ...]) -> dict[str, str]:
+        """Return those nodes on which no ranks are started, and why.
+
+        Raises:
+            SresError: Slurm did not answer.
+        """
+        # While a job is suspended Slurm gives its nodes to others, its own companions too.
+        job = self._context.client.job(self._context.allocation.id)
+        own = {name: f"job {job.id} has it itself" for name in nodes if name in job.nodes}
+        return own | self._context.link.doubts(nodes)
 
     def _read(self, number: int) -> Job:
         """Return a companion as Slurm shows it; where it is over, how it ended.

@@ -245,6 +245,21 @@ def test_the_jobs_own_nodes_are_not_taken(asked: Requests) -> None:
     assert asked.answer(ev.CompanionSeen).doubt == "n1 is not taken: job 1 has it itself"
 
 
+@pytest.mark.parametrize("told", [ev.GroupLeftUnasked, None])
+def test_ranks_that_leave_unasked_are_told_apart_from_those_that_slurm_preempts(
+    asked: Requests, told: type[ev.SizeEvent] | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In its GraceTime a job that Slurm preempts runs on."""
+    monkeypatch.setattr(asked.slurm, "is_preempted", lambda number: told is None)
+    asked.requests.order(ev.AskForGroup(0, 1))
+    number = asked.answer(ev.GroupAsked).companion
+    assert asked.answer(ev.CompanionSeen).state == "RUNNING"
+    asked.requests.order(ev.GiveBack(0, number, (), ("n3",), is_unasked=True))
+    asked.requests.order(ev.AskForGroup(0, 1))
+    asked.answer(told or ev.GroupAsked)
+    assert not [event for event in asked.told if isinstance(event, ev.GroupLeftUnasked)]
+
+
 def test_a_number_that_two_groups_have_got_is_the_later_ones(asked: Requests) -> None:
     asked.slurm.submit(2)
     asked.requests.order(ev.AskForGroup(0, 1))

@@ -203,6 +203,57 @@ def test_ranks_that_die_soon_each_time_are_asked_for_less_and_less_often(
     assert {action.reason for action in told} <= {"its srun on g2,g3 ended with 137"}
 
 
+@pytest.mark.parametrize(
+    ("lived", "asked", "pauses"),
+    [
+        (5.0, "", [60.0, 120.0, 240.0]),
+        (None, "", [60.0, 120.0, 240.0]),
+        (5.0, "in words", [30.0] * 3),
+        (5.0, "as Slurm shows it", [30.0] * 3),
+        (PROVEN_SECONDS, "", [30.0] * 3),
+    ],
+)
+def test_ranks_that_end_unasked_are_asked_for_less_and_less_often(
+    lived: float | None, asked: str, pauses: list[float]
+) -> None:
+    """As those do that Slurm preempts, they end with 0; a program that ends itself would be asked
+    for again and again."""
+    story = Story(size(2))
+    for pause in pauses:
+        assert [a for a in story.tick() if isinstance(a, ev.AskForGroup)]
+        nodes, number = story.grant(0), next(iter(story.jobs))
+        if lived is not None:
+            story.step_in(0)
+            story.now += lived
+        first, second = story.plan.groups[0].steps
+        story.tell(ev.GroupStepEnded(first, 0))
+        if asked == "as Slurm shows it":
+            story.tell(ev.CompanionSeen(0, number, "PREEMPTED", nodes))
+        actions = story.tell(ev.GroupStepEnded(second, 0, asked == "in words"))
+        (given_back,) = (a for a in actions if isinstance(a, ev.GiveBack))
+        assert given_back.is_unasked is (pause > 30.0)
+        if given_back.is_unasked:
+            (told,) = story.tell(ev.GroupLeftUnasked(0, number, nodes))
+            assert isinstance(told, ev.SayNotGrown) and told.seconds == pause
+            assert "on g2,g3 ended with 0, and nothing had asked them to" in told.reason
+        assert not [a for a in story.tick(pause - 1.0) if isinstance(a, ev.AskForGroup)]
+        story.now += 1.0
+
+
+def test_a_long_stay_ends_the_row_of_ranks_that_end_unasked() -> None:
+    story = Story(size(1))
+    for lived, pause in ((5.0, 60.0), (5.0, 120.0), (PROVEN_SECONDS, 30.0), (5.0, 60.0)):
+        story.tick()
+        nodes, number = story.grant(0), next(iter(story.jobs))
+        story.step_in(0)
+        story.now += lived
+        actions = story.tell(ev.GroupStepEnded(story.plan.groups[0].steps[0], 0))
+        if any(isinstance(a, ev.GiveBack) and a.is_unasked for a in actions):
+            story.tell(ev.GroupLeftUnasked(0, number, nodes))
+        assert not [a for a in story.tick(pause - 1.0) if isinstance(a, ev.AskForGroup)]
+        story.now += 1.0
+
+
 def test_nodes_that_slurm_takes_before_the_ranks_step_are_asked_for_again_soon() -> None:
     """A busy cluster preempts while ranks start: no rank has failed."""
     story = Story(size(2))

@@ -159,6 +159,8 @@ class CompanionRequests:
                 for number in steps:
                     self._signal(companion, number)
             case ev.GiveBack(group, companion):
+                if order.is_unasked and self._runs_on(companion):
+                    self._tell(ev.GroupLeftUnasked(group, companion, order.nodes))
                 self._give_back(group, companion)
 
     def _tell(self, event: ev.SizeEvent) -> None:
@@ -332,6 +334,14 @@ class CompanionRequests:
             self._requeued[group] = number
         else:
             self._end_companion(number)
+
+    def _runs_on(self, number: int) -> bool:
+        """Return whether Slurm is known not to end a companion, nor to be about to preempt it."""
+        with contextlib.suppress(SresError):
+            return self._state_now(number) == "RUNNING" and not self._context.client.is_preempted(
+                number
+            )
+        return False
 
     def _is_own(self, number: int) -> bool:
         """Return whether this is a companion of this supervisor that is not over.

@@ -70,6 +70,14 @@ class GroupTaskDied(msgspec.Struct, frozen=True):
     how: str
 
 
+class GroupLeftUnasked(msgspec.Struct, frozen=True):
+    """The ranks of a group have left by themselves: Slurm was not about to end its companion."""
+
+    group: int
+    companion: int
+    nodes: tuple[str, ...]
+
+
 class NodesSick(msgspec.Struct, frozen=True):
     """All nodes that have to be left and still work, and those left that nothing stands in for."""
 
@@ -98,6 +106,7 @@ SizeEvent = (
     | GroupFailed
     | GroupStepEnded
     | GroupTaskDied
+    | GroupLeftUnasked
     | TrainingSeen
     | NodesFaulty
     | NodesSick
@@ -139,6 +148,8 @@ class GiveBack(msgspec.Struct, frozen=True):
     steps: tuple[int, ...]
     nodes: tuple[str, ...] = ()
     """Those on which its ranks were started."""
+    is_unasked: bool = False
+    """Its ranks have left, and nothing has told that they were asked to: Slurm may show it."""
 
 
 class SizeChange(msgspec.Struct, frozen=True):

@@ -75,6 +75,21 @@ GROUP_TRANSITIONS: dict[GroupState, frozenset[GroupState]] = {
 }
 
 
+@dataclass
+class RankEnds:
+    """The ends of a group's ranks."""
+
+    failed: str = ""
+    """The reason, where those that go have died before."""
+    failures: int = 0
+    """In a row."""
+    is_unasked: bool = False
+    """Those that go ended with 0 soon after their first step, as ranks do that are asked to leave,
+    and nothing shows that Slurm or a person has asked them."""
+    unasked: int = 0
+    """Such ends, as far as Slurm confirms them, since ranks that stayed long."""
+
+
 @dataclass(eq=False)
 class NodeGroup:
     """One group. All times are monotonic seconds."""
@@ -95,12 +110,9 @@ class NodeGroup:
     """Its ranks are asked to leave once more then."""
     again_at: float = float("-inf")
     """It is not asked for earlier."""
-    failures: int = 0
-    """In a row."""
     proven_at: float = 0.0
     """Once it has been in: its ranks have stepped for long by then."""
-    failed: str = ""
-    """The reason, where its ranks died before; it goes for that."""
+    ends: RankEnds = field(default_factory=RankEnds)
     reason: str = ""
     """For its going."""
     state: GroupState = GroupState.VACANT
@@ -210,6 +222,8 @@ class SizePlan:
                 yield from self._on_step_ended(event, now)
             case ev.GroupTaskDied():
                 yield from self._on_task_died(event, now)
+            case ev.GroupLeftUnasked():
+                yield from self._on_left_unasked(event, now)
             case NodesFaulty():
                 yield from self._on_nodes_faulty(event, now)
             case ev.NodesSick():
@@ -217,12 +231,15 @@ class SizePlan:
             case ev.CoreShrunk(nodes):
                 self._taken = nodes
             case ev.TargetSet():
-                self._target, self._refused = event, None
-                for each in self.groups:
-                    # A person's word does not wait for the end of a pause.
-                    each.again_at = min(each.again_at, now)
+                self._on_target_set(event, now)
             case Tick():
                 yield from self._on_tick(now)
+
+    def _on_target_set(self, event: ev.TargetSet, now: float) -> None:
+        self._target, self._refused = event, None
+        for group in self.groups:
+            # A person's word does not wait for the end of a pause.
+            group.again_at = min(group.again_at, now)
 
     # -- coming -------------------------------------------------------------------------------
 
@@ -264,6 +281,7 @@ class SizePlan:
                 # A person may have given it another name: Slurm does not end its ranks.
                 yield ev.AskGroupToLeave(group.companion, group.steps)
         elif group.state is _S.LEAVING and not runs:
+            group.ends.is_unasked = False
             group.deadline = min(group.deadline, now + GONE_SECONDS)
 
     def _slots(self, group: NodeGroup) -> tuple[NodeSlot, ...]:
@@ -311,10 +329,16 @@ class SizePlan:
         if group.state is _S.JOINING and event.code:
             yield from self._vacate(group, now, failed=reason)
             return
-        told = "its ranks left" if event.code == 0 else f"its srun ended with {event.code}"
         was_leaving = group.state is _S.LEAVING
+        if event.cancelled:
+            group.ends.is_unasked = False
+        elif not (event.code or was_leaving):
+            group.ends.is_unasked = group.state is _S.JOINING or now < group.proven_at
+        told = f"its srun ended with {event.code}"
+        if not event.code:
+            told = "its ranks ended with 0" if group.ends.is_unasked else "its ranks left"
         if event.code and not (was_leaving or event.cancelled) and now < group.proven_at:
-            group.failed = reason
+            group.ends.failed = reason
         self._begin_to_leave(group, told, now)
         if not group.steps:
             yield from self._vacate(group, now)
@@ -333,7 +357,7 @@ class SizePlan:
             yield from self._vacate(group, now, failed=reason)
         elif group.state is _S.IN:
             if now < group.proven_at:
-                group.failed = reason
+                group.ends.failed = reason
             self._begin_to_leave(group, reason, now)
             yield ev.AskGroupToLeave(group.companion, group.steps)
 
@@ -395,12 +419,13 @@ class SizePlan:
             reason, ended_by = failed or taken or group.reason, now + BEHIND_SECONDS
             left = {slot.node: LeftRanks(slot, reason, ended_by) for slot in self._slots(group)}
             self._behind.update(left)
-        failed, group.failed = failed or group.failed, ""
-        group.failures = group.failures + 1 if failed else 0
+        ends = group.ends
+        failed, ends.failed = failed or ends.failed, ""
+        is_unasked, ends.is_unasked = ends.is_unasked and not failed, False
+        ends.failures = ends.failures + 1 if failed else 0
+        ends.unasked = 0 if 0.0 < group.proven_at <= now else ends.unasked
         pause = 0.0 if for_a_person else settings.snooze
-        if failed:
-            longest = max(settings.backoff, LONGEST_BACKOFF_SECONDS)
-            pause = min(longest, settings.backoff * 2.0 ** min(group.failures - 1, MOST_DOUBLINGS))
+        pause = self._backoff(ends.failures) if failed else pause
         group.enter(_S.VACANT)
         group.companion, group.nodes, group.steps = 0, (), ()
         group.deadline, group.remind_at, group.proven_at = 0.0, math.inf, 0.0
@@ -410,9 +435,27 @@ class SizePlan:
         elif leaves:
             taken = taken or group.reason  # no growth was told that could be undone
         if companion:
-            yield ev.GiveBack(group.number, companion, steps, nodes)
+            yield ev.GiveBack(group.number, companion, steps, nodes, is_unasked)
         if failed or taken:
             yield ev.SayNotGrown(failed or taken, pause)
+
+    def _backoff(self, times: int) -> float:
+        """Return the pause after so many ends in a row."""
+        first = self._size.settings.backoff
+        longest = max(first, LONGEST_BACKOFF_SECONDS)
+        return min(longest, first * 2.0 ** min(times - 1, MOST_DOUBLINGS))
+
+    def _on_left_unasked(self, event: ev.GroupLeftUnasked, now: float) -> Iterator[ev.SizeAction]:
+        group = self.groups[event.group]
+        group.ends.unasked += 1
+        if group.state is _S.VACANT:
+            pause = self._backoff(group.ends.unasked)
+            group.again_at = now + pause
+            reason = (
+                f"the ranks of job {event.companion} on {','.join(event.nodes)} ended with 0, and "
+                "nothing had asked them to; look where the program exits on a lent node"
+            )
+            yield ev.SayNotGrown(reason, pause)
 
     # -- time ---------------------------------------------------------------------------------
 

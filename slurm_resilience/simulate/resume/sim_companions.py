@@ -228,6 +228,12 @@ class SimCompanions:
             is_lent=lent is not None,
         )
 
+    def is_preempted(self, number: int) -> bool:
+        """Return whether Slurm shows that it has begun to preempt one."""
+        found = self._held.get(number) or self._over.get(number)
+        lent = found.lent if found is not None else None
+        return lent is not None and LentMark.PREEMPTED in lent.marks
+
     def requeue(self, companion: SimCompanion, lent: LentState) -> None:
         """Put one back into the queue, where a person holds it."""
         world = self._world

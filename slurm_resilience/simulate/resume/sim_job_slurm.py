@@ -109,6 +109,8 @@ class SimJobSlurm:
         return self._ask(answer)
 
     def is_preempted(self, job_id: int) -> bool:
+        if job_id != self._world.job.id:
+            return self._ask(lambda: self._world.companions.is_preempted(job_id))
         preemption = self._world.books.preemption
         if preemption is None:
             return False  # at once, so that the run is the same as ever

@@ -420,6 +420,35 @@ def test_ranks_that_do_not_come_give_their_nodes_back() -> None:
     assert [type(a) for a in story.tick(1.0)] == [ev.AskForGroup]
 
 
+def test_ranks_without_which_the_others_step_on_give_their_nodes_back() -> None:
+    """They are cut off from the others, or stand still, and nothing else finds a fault."""
+    story = grown(1)
+    del story.training[2]
+    story.look()
+    for _ in range(599):
+        story.now += 1.0
+        assert not story.look() and not story.tick()
+    story.now += 1.0
+    story.look()
+    shrank, given_back, told = story.tick()
+    reason = "the others stepped for 600 s, its ranks did not (elastic.timeout)"
+    assert isinstance(shrank, ev.SayShrank) and shrank.reason == reason
+    assert isinstance(given_back, ev.GiveBack) and given_back.steps == (1,)
+    assert told == ev.SayNotGrown(reason, 60.0)
+
+
+@pytest.mark.parametrize("steps", [(), (2,)])
+def test_ranks_are_kept_while_nothing_steps_or_some_of_their_group_do(
+    steps: tuple[int, ...],
+) -> None:
+    """A recovery may take long; and of a group, only some may be let into the world."""
+    story = grown(2)
+    story.training = {seat: f"g{seat}" for seat in steps}
+    for _ in range(2000):
+        story.now += 1.0
+        assert not story.look() and not story.tick()
+
+
 def test_slurm_is_asked_less_and_less_often_when_it_refuses() -> None:
     story = Story(size(1))
     story.refuses = True

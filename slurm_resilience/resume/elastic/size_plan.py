@@ -112,6 +112,8 @@ class NodeGroup:
     """It is not asked for earlier."""
     proven_at: float = 0.0
     """Once it has been in: its ranks have stepped for long by then."""
+    apart_seconds: float = 0.0
+    """For so long others have stepped, and none of its ranks, since one of them has."""
     ends: RankEnds = field(default_factory=RankEnds)
     reason: str = ""
     """For its going."""
@@ -178,6 +180,7 @@ class SizePlan:
         """Since when each node is known to be sick that still works."""
         self.lost = LostPeers()
         self._seen = TrainingSeen(0, (), -1, ())
+        self._seen_at = math.inf
         self._last_step = 0
         self._target = ev.TargetSet(size.most, "")
         self._taken = 0
@@ -294,6 +297,7 @@ class SizePlan:
         return tuple(range(rank * self._per_node, (rank + 1) * self._per_node))
 
     def _on_training_seen(self, seen: TrainingSeen, now: float) -> Iterator[ev.SizeAction]:
+        passed, self._seen_at = max(0.0, now - self._seen_at), now
         self._seen = seen
         self._last_step = seen.step if seen.step >= 0 else self._last_step
         self.lost.note(seen.peers)
@@ -302,6 +306,18 @@ class SizePlan:
                 group.enter(_S.IN)
                 group.proven_at = now + PROVEN_SECONDS
                 yield ev.SayGrew(self._change(group.companion, group.nodes), now - group.since)
+            elif group.state is _S.IN:
+                self._count_apart(group, passed)
+
+    def _count_apart(self, group: NodeGroup, seconds: float) -> None:
+        """Count for how long a group's nodes have been of no use: its ranks are silent, or cut off
+        from the others (or from here, as their sruns are then), and neither Slurm nor sresctld
+        finds a fault. Where one of them steps, the rest may wait for another size, as standbys."""
+        seats = {seat for rank in group.ranks for seat in self._seats(rank)}
+        if seats & set(self._seen.running):
+            group.apart_seconds = 0.0
+        elif self._seen.running:
+            group.apart_seconds += seconds
 
     def _steps_with_others(self, group: NodeGroup) -> bool:
         seats = {seat for rank in group.ranks for seat in self._seats(rank)}
@@ -429,6 +445,7 @@ class SizePlan:
         group.enter(_S.VACANT)
         group.companion, group.nodes, group.steps = 0, (), ()
         group.deadline, group.remind_at, group.proven_at = 0.0, math.inf, 0.0
+        group.apart_seconds = 0.0
         group.again_at = now + pause
         if leaves and was_in:
             yield ev.SayShrank(self._change(companion, nodes), group.reason)
@@ -470,6 +487,8 @@ class SizePlan:
                 seconds = self._size.settings.timeout
                 reason = f"its ranks did not step within {seconds:.0f} s (elastic.timeout)"
                 yield from self._vacate(group, now, failed=reason)
+            elif group.state is _S.IN and group.apart_seconds >= self._size.settings.timeout:
+                yield from self._give_up(group, now)
             elif group.state is _S.LEAVING and now >= group.deadline:
                 yield from self._vacate(group, now)
             elif group.state is _S.LEAVING and now >= group.remind_at:
@@ -486,6 +505,14 @@ class SizePlan:
                 reason = "all is whole again" if group is self._stand_in else others
                 self._begin_to_leave(group, reason, now)
                 yield ev.AskGroupToLeave(group.companion, group.steps)
+
+    def _give_up(self, group: NodeGroup, now: float) -> Iterator[ev.SizeAction]:
+        """Give nodes back of which the training has no use, and whose ranks would not hear an order
+        to leave."""
+        seconds = self._size.settings.timeout
+        reason = f"the others stepped for {seconds:.0f} s, its ranks did not (elastic.timeout)"
+        self._begin_to_leave(group, reason, now)
+        yield from self._vacate(group, now, failed=reason)
 
     def _cut_off(self, now: float) -> Iterator[ev.SizeAction]:
         """Tell the training of ranks that step on nodes which were given back long ago: Slurm has

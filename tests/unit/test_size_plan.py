@@ -536,6 +536,20 @@ def test_a_request_that_still_waits_is_taken_back_before_ranks_leave() -> None:
     assert (story.state(0), story.state(1)) == (GroupState.VACANT, GroupState.IN)
 
 
+def test_ranks_that_have_not_come_yet_leave_for_a_person_too() -> None:
+    story = Story(size(1))
+    story.tick()
+    story.grant(0)
+    story.tell(ev.TargetSet(2, "alice"))
+    assert story.tick() == [ev.AskGroupToLeave(101, (1,))]
+    assert not story.step_in(0), "they came just then, and go"
+    del story.training[2]
+    story.look()
+    (given_back,) = story.tell(ev.GroupStepEnded(1, 143, cancelled=True))
+    assert isinstance(given_back, ev.GiveBack)
+    assert not story.tick(60.0)
+
+
 def test_a_later_word_counts_while_an_earlier_one_is_carried_out() -> None:
     story = grown(1, 1)
     story.tell(ev.TargetSet(2, "alice"))

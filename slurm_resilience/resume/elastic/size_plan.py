@@ -449,7 +449,7 @@ class SizePlan:
         group.again_at = now + pause
         if leaves and was_in:
             yield ev.SayShrank(self._change(companion, nodes), group.reason)
-        elif leaves:
+        elif leaves and self._is_wanted(group):
             taken = taken or group.reason  # no growth was told that could be undone
         if companion:
             yield ev.GiveBack(group.number, companion, steps, nodes, is_unasked)
@@ -487,6 +487,10 @@ class SizePlan:
                 seconds = self._size.settings.timeout
                 reason = f"its ranks did not step within {seconds:.0f} s (elastic.timeout)"
                 yield from self._vacate(group, now, failed=reason)
+            elif group.state is _S.JOINING and not self._is_wanted(group):
+                # They leave as for Slurm, whether they have come meanwhile or not.
+                self._begin_to_leave(group, self._resized(), now)
+                yield ev.AskGroupToLeave(group.companion, group.steps)
             elif group.state is _S.IN and group.apart_seconds >= self._size.settings.timeout:
                 yield from self._give_up(group, now)
             elif group.state is _S.LEAVING and now >= group.deadline:
@@ -533,10 +537,12 @@ class SizePlan:
         """Have a group leave that a person does not want any more: between two steps, however long
         one takes, and not while a loss is mended."""
         if self._steps_with_others(group):
-            reason = f"resized to {self._target.nodes} nodes by {self._target.by}"
-            self._begin_to_leave(group, reason, now)
+            self._begin_to_leave(group, self._resized(), now)
             group.deadline = math.inf
             yield self._ask_to_leave(group, now)
+
+    def _resized(self) -> str:
+        return f"resized to {self._target.nodes} nodes by {self._target.by}"
 
     def _ask_to_leave(self, group: NodeGroup, now: float) -> ev.SizeAction:
         group.remind_at = now + ASK_AGAIN_SECONDS

@@ -351,7 +351,9 @@ class SizePlan:
         elif not (event.code or was_leaving):
             group.ends.is_unasked = group.state is _S.JOINING or now < group.proven_at
         told = f"its srun ended with {event.code}"
-        if not event.code:
+        if event.cancelled:
+            told = "Slurm or a person ended its tasks"  # it is preempted, most often
+        elif not event.code:
             told = "its ranks ended with 0" if group.ends.is_unasked else "its ranks left"
         if event.code and not (was_leaving or event.cancelled) and now < group.proven_at:
             group.ends.failed = reason

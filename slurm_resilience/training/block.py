@@ -324,7 +324,7 @@ class BlockRunner:
             self._leave_world()
             if isinstance(error, SystemExit) and not error.code and view.size <= self._least:
                 # Its launcher takes it for done: no process comes in its place.
-                text = f"seat {self._where.seat} left the block by sys.exit(0)"
+                text = f"seat {self._where.seat} left the block by sys.exit(0): return instead"
                 self._mesh.stop(GenerationEnd(view.generation, text, self._mesh.me.id, "stop"))
             raise error
         # The traceback holds the block's frames, and they hold DDP wrappers and groups.

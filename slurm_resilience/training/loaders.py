@@ -45,6 +45,9 @@ class Loaders:
         self._contents: dict[str, int] = {}
         """By name, as they were when the source was given first: its loader keeps that one, and a
         dataset may fill itself later."""
+        self._newest = self._newest_before = (0, "")
+        """World and name of the one that was asked for last; the same of the last world in which
+        one was."""
         self._told: set[str] = set()
         self._taken: dict[str, list[int]] = {}
         """The next batch of each loader when this world began, and after its first updates; only as
@@ -93,6 +96,9 @@ class Loaders:
         if before is not None and again and (before[1] != asked or self._is_other(name, source)):
             raise UsageError(f"there is another loader with name={name!r}: give each its own name")
         self._asked[name] = group.view.generation, asked
+        if self._newest[0] != group.view.generation:
+            self._newest_before = self._newest
+        self._newest = group.view.generation, name
         is_new = self._sources.get(name) is not source
         self._sources[name] = source
         rank, world = group.rank, group.view.size
@@ -226,6 +232,30 @@ class Loaders:
             "s.loader is read in a thread of the program's own, ahead of its steps: after a fault "
             "what it has read is left out. Read it in the loop itself; it keeps batches ready"
         )
+
+    def warn_if_left_aside(self, generation: int, step: int) -> None:
+        """Warn, at the end of a function that has made no step since a fault, if it has not come
+        back to the loader in which it was then, and which has batches left.
+
+        Args:
+            generation: the world in which it ends.
+            step: at which it was entered, and has ended.
+        """
+        _, name = self._newest_before if self._newest[0] == generation else self._newest
+        loader = self.opened.get(name)
+        if loader is None or self._asked[name][0] == generation or loader.end is None:
+            return
+        if 0 < loader.position < loader.end:
+            log.warning(
+                "the function was entered at step %d, and has ended without a step, and without "
+                "loader %r, of which %d of %d batches were done: if a count of its own ended it (a "
+                "patience, epochs), that has begun anew. Keep it in an object that is tracked, or "
+                "end by s.step",
+                step,
+                name,
+                loader.position,
+                loader.end,
+            )
 
     def close(self) -> None:
         """End all loaders: the training is over."""

@@ -405,8 +405,11 @@ class Participant:
         is_cut = self.group.sockets.lost() or self.mesh.is_left
         if is_cut and self.updates.is_broken_off and not is_over:
             self.leave_if_cut()
+        entered = self.healer.last.get("step", 0)
+        if self.group.rank == 0 and 0 < entered == self.step:
+            self.loaders.warn_if_left_aside(self.group.view.generation, entered)
         if self.group.rank == 0 and not is_over:
-            self.updates.warn_if_left_early(self.healer.last.get("step", 0))
+            self.updates.warn_if_left_early(entered)
 
     def spent(self) -> None:
         """Note that a loader has no batch left. A checkpoint that was skipped, since the one before

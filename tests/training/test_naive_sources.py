@@ -304,6 +304,52 @@ def test_a_loop_that_ends_by_the_step_is_told_nothing(run: Program, loop: str, e
     assert "s.loader has no end" not in done.stderr and "has ended before" not in done.stderr
 
 
+PATIENCE = """
+model, opt = s.once(build)
+s.track(model=model, opt=opt{})
+net = s.ddp(model)
+while stop.left and stop.epoch < 4:
+    for x, y in s.loader(DATA, global_batch=32, epochs=1, name=f"e{{stop.epoch}}"):
+        nn.functional.mse_loss(net(x), y).backward()
+        with s.update():
+            opt.step()
+            opt.zero_grad()
+    stop.look(s.step)
+"""
+STOP = """
+class Stop:
+    def __init__(self):
+        self.best, self.left, self.epoch = -1, 2, 0
+
+    def look(self, score):
+        self.left = 2 if score > self.best else self.left - 1
+        self.best, self.epoch = max(score, self.best), self.epoch + 1
+
+    def state_dict(self):
+        return dict(vars(self))
+
+    def load_state_dict(self, state):
+        vars(self).update(state)
+
+"""
+
+
+@pytest.mark.parametrize("tracked", [True, False])
+def test_a_patience_that_begins_anew_is_told(run: Program, tracked: bool) -> None:
+    """The epochs that were done give no batch after a fault: each looked like one without
+    progress, and the training had ended early without a word."""
+    made = "stop = s.once(Stop)\n" if tracked else "stop = Stop()\n"
+    body = made + PATIENCE.format(", stop=stop" if tracked else "").lstrip()
+    done = run(body, parts=STOP, inject="exception:rank=1,step=7")
+    text = "and without loader 'e3', of which 1 of 2 batches were done"
+    if tracked:
+        assert done.stdout.count("ends at 8") == 2, done.stdout
+        assert "without a step" not in done.stderr
+    else:
+        warned(done, text)
+        assert done.stdout.count("ends at 7") == 2, done.stdout
+
+
 def test_a_second_part_that_goes_on_from_the_step_is_told_nothing(run: Program) -> None:
     second = OWN_LOOP.format("s.step, 8").partition("net = s.ddp(model)\n")[2]
     told_nothing(run(USUAL + second))

@@ -322,10 +322,11 @@ class ElasticSettings(_Section, frozen=True):
     """Seconds that a sick node which still works is kept until another one is in. 0: it is left at
     once."""
     timeout: float = 600.0
-    """Seconds that new ranks have to step with the others; then their nodes are given back."""
+    """Seconds that lent ranks have to step with the others, at first and later, while those do;
+    then their nodes are given back."""
     backoff: float = 60.0
-    """Seconds before Slurm is asked again after it refused, or ranks did not come; doubled each
-    time, up to an hour."""
+    """Seconds before Slurm is asked again after it refused, or ranks did not come, or soon ended;
+    doubled each time, up to an hour."""
 
 
 class HangSettings(_Section, frozen=True):

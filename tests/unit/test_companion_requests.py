@@ -59,6 +59,12 @@ class Requests:
             time.sleep(0.01)
         raise AssertionError(f"no {kind.__name__}")
 
+    def look(self) -> None:
+        """Have it look at all companions once: between two requests it does."""
+        for group in (8, 9):
+            self.requests.order(ev.AskForGroup(group, 1))
+            self.answer(ev.GroupAsked)
+
     def take_unheard(self) -> None:
         """Have Slurm take a request whose answer is lost."""
         self.slurm.ask_companion(CompanionRequest(self.job, 1, SUPERVISOR, lent=True))
@@ -160,7 +166,7 @@ def test_what_ended_a_companion_is_told_where_a_person_can_change_it(
     asked.requests.order(ev.AskForGroup(1, 1))
     asked.answer(ev.GroupAsked)
     asked.slurm.end(number, ended_as, ("n3",))
-    time.sleep(0.3)
+    asked.look()
     asked.requests.stop()
     said = capfd.readouterr().err
     assert f"job {number} {told}" in said if told else f"job {number}" not in said
@@ -176,7 +182,7 @@ def test_one_that_is_given_back_is_no_persons_cancel(
     asked.requests.order(ev.AskForGroup(1, 1))
     asked.answer(ev.GroupAsked)
     asked.slurm.end(number, "CANCELLED", ("n3",))
-    time.sleep(0.2)
+    asked.look()
     assert "by a person" not in capfd.readouterr().err
 
 

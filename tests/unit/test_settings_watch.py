@@ -77,6 +77,37 @@ def test_what_reading_sets_and_what_it_does_not_ask_for_may_change() -> None:
     assert watch.changed() == ""
 
 
+class Array:
+    """Compares element by element, as those of numpy and torch do."""
+
+    __hash__ = None  # type: ignore[assignment]
+
+    def __eq__(self, other: object) -> Any:
+        return self
+
+    def __ne__(self, other: object) -> Any:
+        return self
+
+    def __bool__(self) -> bool:
+        raise ValueError("the truth value is ambiguous")
+
+
+def test_arrays_are_no_settings_and_end_nothing() -> None:
+    """One that is opened late, and one in the place of datasets."""
+    dataset = Dataset()
+    whole = Part(dataset)
+    vars(whole)["datasets"] = Array()
+    watch = SettingsWatch(whole, list)
+    vars(dataset)["level"] = Array()
+    assert watch.changed() == ""
+
+
+def test_a_setting_that_is_no_number_has_not_changed() -> None:
+    dataset = Dataset()
+    dataset.strength = float("nan")
+    assert SettingsWatch(dataset, list).changed() == ""
+
+
 @pytest.mark.parametrize("method", [False, True])
 def test_settings_of_a_collate_fn_are_seen_too(method: bool) -> None:
     collate = Collate()

@@ -34,7 +34,8 @@ class _Setting(NamedTuple):
 
     def has_changed(self) -> bool:
         now = self.held.get(self.name, self.default)
-        return now is not self.before and bool(now != self.before)
+        # An array has no truth value; and it is no switch, but something that was opened late.
+        return type(now) in _PLAIN and now is not self.before and now != self.before
 
 
 class SettingsWatch:
@@ -61,7 +62,9 @@ def _datasets(source: Any, deep: int) -> Iterator[Any]:
     yield source
     if deep:
         held = getattr(source, "__dict__", {})
-        for part in (held.get("dataset"), *(held.get("datasets") or ())):
+        several = held.get("datasets")
+        # What else has such a name may be an array, or a table that takes hours to go through.
+        for part in (held.get("dataset"), *(several if isinstance(several, list | tuple) else ())):
             if part is not None:
                 yield from _datasets(part, deep - 1)
 

@@ -67,6 +67,7 @@ from slurm_resilience.mesh.model import (
 )
 from slurm_resilience.mesh.protocol.membership import Membership
 from slurm_resilience.mesh.protocol.relay import LinkEffect, Relay, Told
+from slurm_resilience.mesh.protocol.side import HEARD_SHARE
 from slurm_resilience.mesh.protocol.world_plan import WorldRules
 from slurm_resilience.mesh.rendezvous import Rendezvous, SharedDirectory
 from slurm_resilience.mesh.rendezvous_entry import RendezvousEntry
@@ -587,6 +588,7 @@ class Mesh:
                     _say(effect)
                 case StillWaiting() | HeldUp():
                     _say(effect)
+                    self._look_around(effect)
         # Noted here, so that a step need not ask for it layer by layer.
         side = self._membership.side
         if side.generation.block_end is not None or side.standing.evicted:
@@ -594,6 +596,12 @@ class Mesh:
             self._note_news()
         else:
             self.is_left = False
+
+    def _look_around(self, effect: StillWaiting | HeldUp) -> None:
+        long = HEARD_SHARE * self._membership.side.silence_seconds
+        if isinstance(effect, HeldUp) and effect.seconds > long:
+            # The others may have ended the training without this process, and be gone.
+            self._entry.looks.ask(self._look_for_outcome)
 
     def _note_news(self) -> None:
         self.news += 1

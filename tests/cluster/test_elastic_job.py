@@ -303,6 +303,41 @@ def resized_by_a_person(
     assert elastic.digest() == fixed.digest()
 
 
+@pytest.mark.timeout(4 * PATIENCE_SECONDS)
+def suspended_while_its_companions_end(
+    fresh_lab: Callable[[LabSpec], Lab], wait_for: WaitFor, tmp_path: Path
+) -> None:
+    """The job's own ranks are stopped, and given up as silent; the others train on, and die. The
+    job's own have the last state in memory: they go on from it, without a checkpoint, and do again
+    what the others did meanwhile, with the same bits."""
+    steps, most = 60, 5
+    fixed = Training(tmp_path / "fixed", 2, "", steps)
+    elastic = Training(tmp_path / "elastic", 1, "", steps, "--pace=1")
+    clean = {k: v for k, v in os.environ.items() if not k.startswith(("SRES_", "SLURM_"))}
+    clean |= {"OMP_NUM_THREADS": "1", "TMPDIR": str(tmp_path)}
+    subprocess.run(fixed.line, env=clean, cwd=tmp_path, check=True, timeout=PATIENCE_SECONDS)
+    lab = fresh_lab(spec(most))
+    run = Run(
+        lab,
+        elastic.folder,
+        nodes=2,
+        srun=f"--auto-resume-max-nodes={most} env OMP_NUM_THREADS=1",
+        line=" ".join(elastic.line),
+    )
+    wait_for(lambda: most in elastic.worlds(), PATIENCE_SECONDS, run)
+    lab.run(["scontrol", "suspend", run.id], check=True)
+    wait_for(lambda: elastic.worlds()[-1] == 3, PATIENCE_SECONDS, run)
+    words = ["squeue", "-h", "-p", "scavenge", "-o", "%A"]
+    # The last of them stays until KillWait is over.
+    lab.run(["scancel", *lab.run(words, check=True).stdout.split()], check=True)
+    wait_for(lambda: not lab.run(words, check=True).stdout.split(), PATIENCE_SECONDS, run)
+    lab.run(["scontrol", "resume", run.id], check=True)
+    wait_for(lambda: "srun ended with 0" in run.ended(), PATIENCE_SECONDS, run)
+    assert "from scratch" not in run.text()
+    assert elastic.digest() == fixed.digest()
+
+
 if "SRES_TEST_ELASTIC" in os.environ:  # minutes, on a busy machine
+    test_suspended_while_its_companions_end = suspended_while_its_companions_end
     test_resized_by_a_person = resized_by_a_person
     test_changes_of_size = changes_of_size

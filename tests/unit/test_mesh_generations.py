@@ -67,6 +67,41 @@ def test_who_was_held_up_itself_does_not_judge_the_others(tmp_path: Path) -> Non
         assert first.end is second.end is None
 
 
+def test_who_stood_still_while_the_others_ended_the_training_learns_of_it(tmp_path: Path) -> None:
+    """It is in its block, and all others are gone: it would do their steps again."""
+    timing = Timing(beat_seconds=0.05, silence_seconds=0.6)
+    with crew(tmp_path, 3) as peers:
+        stopped, *others = (peers.add(seat, timing=timing) for seat in (0, 1, 2))
+        first = world([stopped, *others])
+        with stopped._lock:
+            ended(others)
+            leave(others, first)
+            world(others)
+            SharedDirectory(tmp_path).outcome(0, 9, "")
+            for mesh in others:
+                mesh.close()
+        until(lambda: stopped._membership.side.standing.finished, "it knows")
+        assert not stopped.evicted
+
+
+def test_who_stood_still_goes_on_where_those_that_gave_it_up_are_gone(tmp_path: Path) -> None:
+    """All that is left of the training may lie in its memory."""
+    timing = Timing(beat_seconds=0.05, silence_seconds=0.6)
+    with crew(tmp_path, 3) as peers:
+        stopped, *others = (peers.add(seat, timing=timing) for seat in (0, 1, 2))
+        first = world([stopped, *others])
+        with stopped._lock:
+            ended(others)
+            leave(others, first)
+            world(others)
+            for mesh in others:
+                mesh.close()
+        ended([stopped])
+        leave([stopped], first)
+        assert world([stopped]).counter > first.counter
+        assert not stopped.evicted
+
+
 def test_machines_that_are_silent_are_given_up_in_one_wait() -> None:
     now = 100.0
     membership = Membership(Peer("0", 0), WorldRules(4, 1), Timing(), now)

@@ -97,17 +97,11 @@ def however_few(
 
 MUTATIONS: dict[str, tuple[str, Any, range, str]] = {
     "two may count on each other": ("may_leave", each_for_the_other, range(904, 905), "its own"),
-    "any rank may leave": ("may_leave", lambda *_: True, range(106, 107), "no whole state"),
+    "any rank may leave": ("may_leave", lambda *_: True, range(1, 2), "its own"),
     "the last copies are not waited for": (
         "last_holders",
         lambda *_: frozenset[str](),
         range(1362, 1363),
-        "no whole state",
-    ),
-    "newcomers judge those that hold the model": (
-        "holders",
-        lambda *_: frozenset[str](),
-        range(9201015, 9201016),
         "no whole state",
     ),
     "newcomers begin by themselves": ("propose", whoever_is_there, range(5), "begins anew"),

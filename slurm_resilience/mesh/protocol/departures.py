@@ -90,9 +90,11 @@ class Departures:
     def hear_evict(
         self, evict: Evict, contact: Contact | None, connection: int, now: float
     ) -> None:
-        """Leave the others, unless this process knows better. It was silent only if it stood still:
-        else a cut, which may be over, kept from that peer what it said. And a peer that was left
-        behind by the world that goes on here takes its own silence for that of all others."""
+        """Leave the others, unless this process knows better. Who reads that it was silent is not
+        so any more: a cut, or a standstill of its own, is over, and the next world has it. Were it
+        to leave, the training's state could go with it, where those that gave it up have left as
+        well. And a peer that was left behind by the world that goes on here takes its own silence
+        for that of all others."""
         side, state = self._side, self._side.generation
         side.catch_up(now)
         is_behind = (
@@ -101,8 +103,7 @@ class Departures:
             and not state.holds(contact.peer.id)
             and contact.status.generation < state.number
         )
-        was_heard = evict.why == "silent" and not side.stood_still(now)
-        if not was_heard and not (evict.why != "must go" and is_behind):
+        if evict.why != "silent" and not (evict.why == "unreached" and is_behind):
             self.leave_the_others(evict.reason, now)
             return
         # It closes the connection, which is no death.

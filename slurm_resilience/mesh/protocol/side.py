@@ -73,9 +73,6 @@ class Timers:
         self.dial_again = now
         self.wake_at: float | None = None
         """When the next `tick` was asked for; None before the first."""
-        self.stood_until = -math.inf
-        """When this process went on after it had stood still for so long that others may have
-        taken it for hung."""
 
     def look(self, at: float) -> None:
         """Look at the making of a generation at this time, at the latest."""
@@ -346,10 +343,6 @@ class Side:
         here = gone | {member.peer.id for member in present}
         return not world_plan.other_side(self.generation.worlds.all(), here, self.losses.peers)
 
-    def stood_still(self, now: float) -> bool:
-        """Tell whether this process itself was silent a moment ago, and not the way to others."""
-        return now - self.timers.stood_until <= self.silence_seconds
-
     def shortage(self) -> str:
         """Say how many ranks are there, where they are too few for a world, and no other part of
         the training may go on; else empty."""
@@ -483,8 +476,6 @@ class Side:
         for contact in self.contacts:
             contact.heard = min(now, contact.heard + late)
         self.held_up_at = now
-        if late > HEARD_SHARE * self.silence_seconds:
-            self.timers.stood_until = now
         self.generation.shift(late)
         self.effects.append(HeldUp(late))
 

@@ -16,7 +16,8 @@ from slurm_resilience.mesh.model import Peer
 from slurm_resilience.resume.elastic import size_events as ev
 from slurm_resilience.resume.elastic.awake_time import AwakeTime
 from slurm_resilience.resume.elastic.elastic_size import ElasticSize
-from slurm_resilience.resume.elastic.size_plan import GroupState, SizePlan
+from slurm_resilience.resume.elastic.node_group import GroupState
+from slurm_resilience.resume.elastic.size_plan import SizePlan
 from slurm_resilience.resume.live_step.live_events import FaultyNode, Tick, TrainingSeen
 
 RUNS = 150

@@ -184,7 +184,7 @@ FOR_FAULTS = (
     *(f"{HOME}.resume.{name}" for name in ("attempt_watch", "crash_watch", "evidence")),
     *(f"{HOME}.resume.{name}" for name in ("observing", "recovery", "requeue_report")),
     *(f"{HOME}.resume.allocation.{name}" for name in ("companion", "requeue", "swap")),
-    *(f"{HOME}.resume.elastic.{name}" for name in ("growth", "size_plan")),
+    *(f"{HOME}.resume.elastic.{name}" for name in ("growth", "node_group", "size_plan")),
     *(f"{HOME}.resume.live_step.{name}" for name in ("live_plan", "live_step", "live_steps")),
     *(f"{HOME}.resume.live_step.{name}" for name in ("node_search", "seats", "training")),
     *(f"{HOME}.resume.progress.{name}" for name in ("hang_evidence", "stack_gathering")),

@@ -22,8 +22,9 @@ from slurm_resilience.resume.decide.plan import Plan
 from slurm_resilience.resume.elastic.companion_requests import CompanionRequests
 from slurm_resilience.resume.elastic.elastic_size import ElasticSize
 from slurm_resilience.resume.elastic.growth import Growth
+from slurm_resilience.resume.elastic.node_group import NodeGroup
 from slurm_resilience.resume.elastic.size_events import SizeAction
-from slurm_resilience.resume.elastic.size_plan import NodeGroup, SizePlan
+from slurm_resilience.resume.elastic.size_plan import SizePlan
 from slurm_resilience.resume.live_step import live_plan
 from slurm_resilience.resume.live_step.live_events import Action, StartJoin
 from slurm_resilience.resume.live_step.live_plan import LivePlan

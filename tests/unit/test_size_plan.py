@@ -12,11 +12,11 @@ from slurm_resilience.config import ElasticSettings
 from slurm_resilience.mesh.model import Peer
 from slurm_resilience.resume.elastic import size_events as ev
 from slurm_resilience.resume.elastic.elastic_size import ElasticSize
+from slurm_resilience.resume.elastic.node_group import GroupState
 from slurm_resilience.resume.elastic.size_plan import (
     BEHIND_SECONDS,
     MOST_ASKED,
     PROVEN_SECONDS,
-    GroupState,
     SizePlan,
 )
 from slurm_resilience.resume.live_step.live_events import (

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple, TypeVar
@@ -68,6 +69,8 @@ def simulate(only: str, seed: int, runs: int, jobs: int, output: Path | None, tr
 
     A run is a function of its seed: `sres simulate --seed S --trace` replays it.
     """
+    # What simulated processes warn of is none of the reader's trouble.
+    logging.getLogger("sres").addHandler(logging.NullHandler())
     if trace:
         _replay_seed(only, seed)
         return

@@ -139,8 +139,11 @@ class Losses:
             del self._strikes[peer_id]
 
     def take_unreachable(self) -> str | None:
-        """Return a peer that others could not reach again and again, and forget its strikes."""
-        found = next((p for p, one in self._strikes.items() if one.number >= STRIKES), None)
+        """Return a peer that others could not reach again and again, and forget its strikes. The
+        last world has ended for that: a rank that leads only now leaves no peer which has worked
+        with all others since."""
+        struck = (p for p, one in self._strikes.items() if one.world == self.worlds)
+        found = next((p for p in struck if self._strikes[p].number >= STRIKES), None)
         if found is not None:
             del self._strikes[found]
         return found

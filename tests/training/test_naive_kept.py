@@ -228,10 +228,53 @@ def test_averages_in_a_variable_are_told(run: Program, kind: str) -> None:
     body = USUAL.replace("net = s", f"kept = {made}\nnet = s")
     steps = use if "opt.step()" in use else f"opt.step()\n        {use}"
     done = run(body.replace("        opt.step()", f"        {steps}"))
-    words = "averages of the weights (kept) are kept in the training function"
+    words = "averages of the weights (kept) are not tracked"
     if kind == "made anew":  # it is seen before its first update, as any copy in all shapes
         words = "a copy of the weights (dict) is made in the training function"
     warned(done, words)
+
+
+IN_AN_OBJECT = "trainer = Trainer(); trainer.kept = s.once(Average, model)"
+EMA = """
+class Average:
+    def __init__(self, model):
+        self.model = model
+        self.shadow = {n: p.data.clone() for n, p in model.named_parameters()}
+
+    def update(self):
+        for name, p in self.model.named_parameters():
+            self.shadow[name] = (0.1 * p.data + 0.9 * self.shadow[name]).clone()
+
+    def state_dict(self):
+        return {"shadow": self.shadow}
+
+    def load_state_dict(self, state):
+        self.shadow = state["shadow"]
+
+class Trainer:
+    pass
+"""
+
+
+@pytest.mark.parametrize(
+    "kept",
+    ["kept = s.once(Average, model)", "global kept; kept = Average(model)", IN_AN_OBJECT],
+    ids=["by s.once", "in a global variable", "in an object"],
+)
+def test_averages_that_an_object_makes_anew_in_each_step_are_told(run: Program, kept: str) -> None:
+    """As most programs write them. A replaced rank began with other ones, without a word."""
+    body = USUAL.replace("net = s.ddp", f"{kept}\nnet = s.ddp")
+    name = "trainer.kept" if "Trainer" in kept else "kept"
+    body = body.replace("opt.step()", f"opt.step()\n        {name}.update()")
+    done = run(body, EMA)
+    assert done.returncode == 0, done.stderr[-4000:]
+    told = f"averages of the weights ({name}.shadow) are not tracked"
+    assert done.stderr.count(told) == 1 or "a copy of the weights (dict) is made" in done.stderr
+
+
+def test_averages_of_a_tracked_object_are_told_nothing(run: Program) -> None:
+    body = USUAL.replace("s.track(", "kept = s.once(Average, model)\ns.track(kept=kept, ")
+    told_nothing(run(body.replace("opt.step()", "opt.step()\n        kept.update()"), EMA))
 
 
 def test_averages_that_are_kept_are_told_once(run: Program) -> None:

@@ -135,8 +135,8 @@ def _values(one: Any, name: str, known: set[int], deep: int) -> Iterator[tuple[s
         for key, value in list(one.items())[:MOST] if deep else ():
             if isinstance(value, torch.Tensor | np.ndarray):
                 yield from _values(value, f"{name}[{key!r}]", known, deep - 1)
-    elif deep and _is_programs(type(one)):
-        for key, value in list(_attributes(one).items())[:MOST]:
+    elif deep and is_programs(type(one)):
+        for key, value in list(attributes_of(one).items())[:MOST]:
             yield from _values(value, f"{name}.{key}", known, deep - 1)
 
 
@@ -146,22 +146,27 @@ def _is_data(item: Any) -> bool:
         return any(map(_is_data, item[:8]))
     if isinstance(item, dict):
         return any(map(_is_data, list(item.values())[:8]))
-    return isinstance(item, torch.Tensor | np.ndarray) or _is_programs(type(item))
+    return isinstance(item, torch.Tensor | np.ndarray) or is_programs(type(item))
 
 
-def _is_programs(kind: type) -> bool:
+def is_programs(kind: type) -> bool:
     """Tell whether the program defines a class, and no library does. What can be read through, a
     source of samples, has a place that `s.loader` knows."""
     module = kind.__module__
     if module.partition(".")[0] == _PACKAGE or hasattr(kind, "__iter__"):
         return False
-    file = getattr(sys.modules.get(module), "__file__", None)
-    if hasattr(kind, "__getitem__") or hasattr(kind, "__next__") or file is None:
+    if hasattr(kind, "__getitem__") or hasattr(kind, "__next__"):
         return False
-    return not any(part in file for part in _LIBRARIES)
+    return is_programs_file(getattr(sys.modules.get(module), "__file__", None))
 
 
-def _attributes(thing: Any) -> dict[str, Any]:
+def is_programs_file(file: str | None) -> bool:
+    """Tell whether a file is the program's own, and no library's."""
+    return file is not None and not any(part in file for part in _LIBRARIES)
+
+
+def attributes_of(thing: Any) -> dict[str, Any]:
+    """Return what an object of the program holds by name."""
     found = getattr(thing, "__dict__", None)
     return found if type(found) is dict else {}
 
@@ -175,6 +180,6 @@ def held(thing: Any) -> Iterator[Any]:
     if isinstance(thing, torch.optim.Optimizer):
         for group in thing.param_groups:
             yield from group["params"]
-    for value in () if isinstance(thing, torch.Tensor) else _attributes(thing).values():
+    for value in () if isinstance(thing, torch.Tensor) else attributes_of(thing).values():
         yield value
-        yield from value if isinstance(value, list | tuple) else _attributes(value).values()
+        yield from value if isinstance(value, list | tuple) else attributes_of(value).values()

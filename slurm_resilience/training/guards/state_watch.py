@@ -324,10 +324,10 @@ class StateWatch:
             self._optimizing.parts.look_at_copied(self._optimizing.modules)
         if kept := self._averages():
             self._warn(
-                f"averages of the weights ({_some(kept)}) are kept in the training function and "
-                "not tracked: after a fault they begin anew. Track them: s.track(model=…, opt=…, "
-                "average=…), a module (torch.optim.swa_utils.AveragedModel), a tensor, or an "
-                "object with state_dict and load_state_dict; and update them in s.update()"
+                f"averages of the weights ({_some(kept)}) are not tracked: after a fault they "
+                "begin anew, on all ranks or on a replaced one. Track them: s.track(model=…, "
+                "opt=…, average=…), a module (torch.optim.swa_utils.AveragedModel), a tensor, or "
+                "an object with state_dict and load_state_dict; and update them in s.update()"
             )
         if copied := self._optimizing.parts.copies.written():
             self._warn(

@@ -1,6 +1,7 @@
-"""See averages of the weights in local variables of the training function: as tensors or arrays, as
-one vector or of a single parameter, written to or made anew in each step. They begin anew when the
-function is called again after a fault.
+"""See averages of the weights in variables of the program, and in its objects there: as tensors or
+arrays, as one vector or of a single parameter, written to or made anew in each step. They begin
+anew when the function is called again after a fault, or in the process that takes a dead one's
+place.
 
 What moves in each step a part of the way to the weights is an average, and hardly anything else: a
 copy of the weights jumps to them, and one with noise leaves the way.
@@ -10,7 +11,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Iterable, Iterator
-from types import CodeType
+from types import CodeType, FrameType
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -18,7 +19,8 @@ import torch
 from torch import nn
 
 from slurm_resilience.training.compat import has_memory
-from slurm_resilience.training.guards.code.program_locals import program_locals
+from slurm_resilience.training.guards.code.program_locals import program_globals, program_locals
+from slurm_resilience.training.guards.kept_objects import attributes_of, is_programs
 from slurm_resilience.training.state import adapters
 
 LOOKS = 4
@@ -30,6 +32,9 @@ LEAST = 4
 """Numbers of what is compared, a single parameter or all of a module: fewer are like too much
 else."""
 MOST_ITEMS = 4096
+DEEP = 2
+"""Objects within objects that are looked into."""
+MOST_ATTRIBUTES = 256
 STRAY_SHARE = 0.02
 """An average leaves the way to the weights by no more than this part of its step, and rounding."""
 
@@ -41,7 +46,8 @@ class _Seen(NamedTuple):
 
 
 _Pair = tuple[Any, torch.Tensor]
-_Reading = dict[tuple[CodeType, str, int], _Seen]
+_Variable = tuple[CodeType | None, str]
+_Reading = dict[tuple[CodeType | None, str, int], _Seen]
 
 
 class KeptAverages:
@@ -50,7 +56,7 @@ class KeptAverages:
     def __init__(self) -> None:
         self._readings: list[_Reading] = []
         self._known: set[int] = set()
-        self._passed: set[tuple[CodeType, str]] = set()
+        self._passed: set[_Variable] = set()
         """Variables that have held what is known: another guard tells of them."""
         self.is_over = False
         """Nothing is looked at any more."""
@@ -87,19 +93,40 @@ class KeptAverages:
         found: _Reading = {}
         likes = [like for module in modules for like in _likes(module)]
         singles = [p for module in modules for p in module.parameters() if p.numel() >= LEAST]
-        for code, name, value in program_locals(inspect.currentframe()):
+        seen = set[int]()
+        for variable, value in self._variables(inspect.currentframe()):
             leaves = _leaves(value)
             if any(id(one) in self._known for one in (value, *leaves)):
-                self._passed.add((code, name))
-            if not leaves or (code, name) in self._passed:
+                self._passed.add(variable)
+            if not leaves or variable in self._passed or id(leaves[0]) in seen:
                 continue
+            seen.add(id(leaves[0]))
             pairs: list[list[_Pair]] = [_pairs(value, leaves, like) for like in likes]
             if len(leaves) == 1:
                 pairs += [[(leaves[0], p)] for p in singles if leaves[0].shape == p.shape]
             for number, each in enumerate(pairs):
                 if each:
-                    found[code, name, number] = _seen(each[:PARAMETERS])
+                    found[(*variable, number)] = _seen(each[:PARAMETERS])
         return found
+
+    def _variables(self, frame: FrameType | None) -> Iterator[tuple[_Variable, Any]]:
+        """Yield the program's variables, and the attributes of its own objects there."""
+        for code, name, value in program_locals(frame):
+            yield from self._within((code, name), value, DEEP)
+        for name, value in program_globals(frame):
+            yield from self._within((None, name), value, DEEP)
+
+    def _within(
+        self, variable: _Variable, value: Any, deep: int
+    ) -> Iterator[tuple[_Variable, Any]]:
+        yield variable, value
+        if not deep or id(value) in self._known or not is_programs(type(value)):
+            return
+        if issubclass(type(value), nn.Module | type):  # other guards look at what modules hold
+            return
+        code, name = variable
+        for key, one in list(attributes_of(value).items())[:MOST_ATTRIBUTES]:
+            yield from self._within((code, f"{name}.{key}"), one, deep - 1)
 
 
 def _likes(module: nn.Module) -> Iterator[dict[str, nn.Parameter]]:

@@ -41,13 +41,24 @@ def program_globals(frame: FrameType | None) -> Iterator[tuple[str, Any]]:
     Args:
         frame: the caller's.
     """
+    for names in program_modules(frame):
+        yield from list(names.items())
+
+
+def program_modules(frame: FrameType | None) -> Iterator[dict[str, Any]]:
+    """Yield the global variables of the program's modules that have called, up to the training
+    function.
+
+    Args:
+        frame: the caller's.
+    """
     while frame is not None and _is_ours(frame):
         frame = frame.f_back
     seen = set()
     while frame is not None and not _is_ours(frame):
         if id(frame.f_globals) not in seen:
             seen.add(id(frame.f_globals))
-            yield from list(frame.f_globals.items())
+            yield frame.f_globals
         frame = frame.f_back
 
 

@@ -166,10 +166,16 @@ class Loaders:
         if loader.kind == "batches":
             self._batch_word = content_digest(batch)
 
-    def words(self) -> RankWords:
-        """Return what is compared between the ranks."""
-        at, stream = max((one.first_read for one in self.opened.values()), default=(0, 0))
-        maps = {name: one for name, one in self.opened.items() if one.kind == "map"}
+    def words(self, generation: Any) -> RankWords:
+        """Return what is compared between the ranks: a replaced one has none of the loaders that
+        were not asked for since.
+
+        Args:
+            generation: the world.
+        """
+        asked = {n: one for n, one in self.opened.items() if self._asked[n][0] == generation}
+        at, stream = max((one.first_read for one in asked.values()), default=(0, 0))
+        maps = {name: one for name, one in asked.items() if one.kind == "map"}
         lengths = [(name, one.order.length) for name, one in maps.items()]
         length = content_digest(sorted(lengths)) if lengths else 0
         held: list[Any] = [self._contents[name] for name in sorted(maps)]

@@ -290,7 +290,8 @@ class Participant:
         if self.watch is not None:
             self.watch.waits_in_update()
         replicas, witness, view = self.guards.replicas, self.guards.witness, self.group.view
-        words = self.loaders.words()._replace(certified=self.healer.certified_copy + 1)
+        words = self.loaders.words(view.generation)
+        words = words._replace(certified=self.healer.certified_copy + 1)
         sent = self.group.wrappers.sent_buffers
         checksums = Checksums(
             self.healer.replica_words,

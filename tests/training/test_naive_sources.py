@@ -156,6 +156,27 @@ def test_a_dataset_that_holds_other_samples_is_told(run: Program, made: str) -> 
     warned(run(body, parts), "on rank 1 the dataset holds other samples than elsewhere")
 
 
+EPOCHS = """
+model, opt = s.once(build)
+s.track(model=model, opt=opt)
+net = s.ddp(model)
+for epoch in range({first}, 3):
+    for x, y in s.loader(DATA, global_batch=32, epochs=1, name=f"epoch {{epoch}}"):
+        nn.functional.mse_loss(net(x), y).backward()
+        with s.update():
+            opt.step()
+            opt.zero_grad()
+"""
+
+
+def test_loaders_of_epochs_that_a_replaced_rank_has_not_got_are_told_nothing(run: Program) -> None:
+    """It was told that the dataset was split by rank."""
+    done = run(EPOCHS.format(first="s.step // 2"), inject="kill:rank=1,step=3")
+    assert done.returncode == 0, done.stderr[-4000:]
+    assert "dataset" not in done.stderr, done.stderr[-4000:]
+    assert done.stdout.count("ends at 6") == 2, done.stdout
+
+
 def test_a_dataset_that_keeps_what_it_has_read_is_told_nothing(run: Program) -> None:
     """A replaced rank has read nothing yet."""
     parts = """

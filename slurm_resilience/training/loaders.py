@@ -103,6 +103,7 @@ class Loaders:
         self._sources[name] = source
         rank, world = group.rank, group.view.size
         loader = self.opened.get(name)
+        kept = self._kept_batch(name, global_batch, group)
         if loader is None:
             self._contents[name] = contents_word(source, weights)
             loader_kwargs = (
@@ -110,7 +111,7 @@ class Loaders:
             )
             loader = ReplayLoader(
                 source,
-                global_batch=global_batch,
+                global_batch=kept,
                 rank=rank,
                 world=world,
                 steps=steps,
@@ -160,6 +161,34 @@ class Loaders:
                 "Seed what splits or shuffles it, or make it by s.once",
                 name,
             )
+
+    def _kept_batch(self, name: str, asked: int, group: ProcessGroups) -> int:
+        """Return the samples of a step with which the loader of this name began, in a training that
+        goes on; warn where the function asks for others now.
+
+        Args:
+            name: of the loader.
+            asked: samples of a step, as the function says.
+            group: the world.
+        """
+        kept = (self._progress.positions.get(name) or {}).get("global_batch", asked)
+        if kept == asked:
+            return asked
+        old = [rank for rank, one in enumerate(group.view.members) if one.status.generation]
+        if not old:  # of a checkpoint, which another program may have written: it is refused
+            return asked
+        if group.rank == old[0] and f"{name} of others" not in self._told:
+            self._told.add(f"{name} of others")
+            log.warning(
+                "loader %r: global_batch is %d in this world, and was %d when the training began: "
+                "%d is kept, so that no sample is lost. Give a number that does not follow from "
+                "s.world, or let the batch change: s.microbatches(…, per_rank=…)",
+                name,
+                asked,
+                kept,
+                kept,
+            )
+        return int(kept)
 
     def look(self, loader: ReplayLoader, batch: Any) -> None:
         """Note what a batch holds whose source splits by rank itself."""

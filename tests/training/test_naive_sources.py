@@ -177,6 +177,16 @@ def test_loaders_of_epochs_that_a_replaced_rank_has_not_got_are_told_nothing(run
     assert done.stdout.count("ends at 6") == 2, done.stdout
 
 
+def test_a_global_batch_that_follows_the_world_is_kept_and_told(run: Program) -> None:
+    """A replaced rank made a loader for the smaller world, and ended the training."""
+    body = USUAL.replace("steps=4", "steps=8")
+    body = body.replace("global_batch=8", "global_batch=12 if s.generation == 1 else 8")
+    done = run(body, inject="kill:rank=1,step=3")
+    assert done.stderr.count("global_batch is 8 in this world, and was 12") == 1, done.stderr
+    assert done.returncode == 0, done.stderr[-4000:]
+    assert done.stdout.count("ends at 8") == 2, done.stdout
+
+
 def test_a_dataset_that_keeps_what_it_has_read_is_told_nothing(run: Program) -> None:
     """A replaced rank has read nothing yet."""
     parts = """

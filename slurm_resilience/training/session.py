@@ -256,6 +256,7 @@ class Session:
     def _batches(self, loader: Any) -> Iterator[Any]:
         batches, attempt = iter(loader), self.attempt
         participant = self._participant
+        participant.updates.loop_begun()
         participant.guards.seeds.look(tell=self.rank == 0 and not participant.updates.asked_step)
         try:
             while (batch := self._next(batches)) is not END:
@@ -371,6 +372,7 @@ class Session:
 
     def _steps(self, loader: Any, found: MicrobatchSteps) -> Iterator[MicrobatchStep]:
         updates, batches, attempt = self._participant.updates, iter(loader), self.attempt
+        updates.loop_begun()
         try:
             while True:
                 first = loader.next

@@ -37,13 +37,15 @@ class UpdateCount:
         """Those at the end of the last loop over a loader."""
         self._updates_after = 0
         """Updates since that loop was left."""
+        self._between = 0
+        """Updates since the last loop, for none of its batches, and without a question for the
+        step."""
         self._spent_after: int | None = None
         """Batches after which a loader had no other one; None: its loop was left before."""
         self.microbatch_step: MicrobatchStep | None = None
         """The one under way, in a loop over microbatches."""
-        self._warned_missing = False
-        self._warned_second = False
-        self._warned_list = False
+        self._told: set[str] = set()
+        """Names of what was warned of."""
 
     @property
     def after_update(self) -> bool:
@@ -74,6 +76,23 @@ class UpdateCount:
         self._spent_after = self._batches
         self.warn_if_missing()
 
+    def _is_new(self, what: str) -> bool:
+        """Tell whether nothing was told of this yet; from now on, it was."""
+        is_new = what not in self._told
+        self._told.add(what)
+        return is_new
+
+    def loop_begun(self) -> None:
+        """Note that a loop over a loader begins; warn of an update between it and the last one."""
+        if self._between and self._is_new("between"):
+            log.warning(
+                "an update between two loops over s.loader, for no batch (a schedule of epochs?): "
+                "when the function is called again after a fault, the first loop has no batch "
+                "left, and this update is made once more. Do it in the update of the loop's last "
+                "batch (`if (s.step + 1) % steps_of_an_epoch == 0: schedule.step()`)"
+            )
+        self._between = 0
+
     def loop_left(self) -> None:
         """Note that no loop over a loader is under way."""
         self._note_end()
@@ -87,31 +106,31 @@ class UpdateCount:
         Args:
             tell: this rank warns, for all.
         """
-        self._warned_missing = True
+        self._told.add("missing")
         self._waiting = 0
         if self._updates is None:
             if self._batches:
                 self._updated_after(tell)
             return
         self._updates += 1
-        if self._updates == 2 and not self._warned_second:
-            self._warned_second = True
-            if tell:
-                log.warning(
-                    "two `with s.update():` for one batch: a fault between them skips the second; "
-                    "put all optimizers of a batch into one"
-                )
+        if self._updates == 2 and self._is_new("second") and tell:
+            log.warning(
+                "two `with s.update():` for one batch: a fault between them skips the second; "
+                "put all optimizers of a batch into one"
+            )
 
     def _updated_after(self, tell: bool) -> None:
         """Count an update after a loop that has ended: the first may be for all batches that the
         loop had left over, a second one is for one that was read long before, or given again."""
         self._updates_after += 1
-        if self._updates_after == 1 and self.asked_step:
-            self._spent_after = None  # it knows where to go on
+        if self._updates_after == 1:
+            spent = self._spent_after is not None and not self._left_over
+            self._between = int(tell and spent and not self.asked_step)
+            if self.asked_step:
+                self._spent_after = None  # it knows where to go on
         is_again = self._left_over > 1 or self._spent_after is not None
-        if self._updates_after != 2 or self._warned_list or not is_again:
+        if self._updates_after != 2 or not is_again or not self._is_new("list"):
             return
-        self._warned_list = True
         if tell and self._left_over > 1:
             log.warning(
                 "%d batches were read before their steps (list?): a fault leaves out those "
@@ -152,9 +171,8 @@ class UpdateCount:
 
     def warn_if_missing(self) -> None:
         """Warn if there were batches and no update."""
-        if self._batches and not self._warned_missing:
+        if self._batches and self._is_new("missing"):
             log.warning(
                 "%d batches and not one `with s.update():` around opt.step(): no step is kept",
                 self._batches,
             )
-            self._warned_missing = True

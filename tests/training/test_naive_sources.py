@@ -187,6 +187,39 @@ def test_a_global_batch_that_follows_the_world_is_kept_and_told(run: Program) ->
     assert done.stdout.count("ends at 8") == 2, done.stdout
 
 
+SCHEDULE = "opt.param_groups[0]['lr'] *= 0.5"
+BETWEEN = "an update between two loops over s.loader"
+
+
+def test_an_update_after_each_epoch_is_told(run: Program) -> None:
+    """As the advice for a schedule that steps outside of updates was read. After a fault it was
+    made once more for each epoch that was done, without a word."""
+    body = EPOCHS.format(first="0") + f"    with s.update():\n        {SCHEDULE}\n"
+    warned(run(body), BETWEEN)
+
+
+@pytest.mark.parametrize(
+    ("where", "told"),
+    [
+        (f"    if s.step == 3 * epoch + 2:\n        with s.update():\n            {SCHEDULE}\n", 9),
+        ("", 6),
+    ],
+    ids=["by the step", "in the last batch's update"],
+)
+def test_an_update_of_an_epoch_that_knows_its_step_is_told_nothing(
+    run: Program, where: str, told: int
+) -> None:
+    body = EPOCHS.format(first="0") + where
+    if not where:
+        body = body.replace(
+            "opt.zero_grad()", f"opt.zero_grad()\n            if s.step % 2: {SCHEDULE}"
+        )
+    done = run(body, inject="kill:rank=1,step=5")
+    assert done.returncode == 0, done.stderr[-4000:]
+    assert BETWEEN not in done.stderr, done.stderr[-4000:]
+    assert done.stdout.count(f"ends at {told}") == 2, done.stdout
+
+
 def test_a_dataset_that_keeps_what_it_has_read_is_told_nothing(run: Program) -> None:
     """A replaced rank has read nothing yet."""
     parts = """

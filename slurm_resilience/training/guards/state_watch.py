@@ -281,7 +281,7 @@ class StateWatch:
         """Return in lines which learning rates were set since the last update."""
         lines = [
             f"{name} steps outside of s.update(): after a fault ranks go on with different "
-            f"learning rates. Put {name}.step() inside of `with s.update():`"
+            f"learning rates. Put {name}.step() inside of a batch's `with s.update():`"
             for name, count in self._counts.items()
             if _steps(self._schedules[name]) != count
         ]

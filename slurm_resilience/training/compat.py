@@ -454,6 +454,15 @@ def holder_of(parameters: dict[str, torch.Tensor]) -> nn.Module:
 
 
 @seen("2.13")
+def batches_of_iterators(objects: Iterable[Any]) -> list[tuple[Any, int]]:
+    """Return the iterators of DataLoaders among some objects, each with the number of batches that
+    it has given."""
+    kind = torch.utils.data.dataloader._BaseDataLoaderIter
+    # By type: a lazy object may do anything when it is asked for its class.
+    return [(one, one._num_yielded) for one in objects if issubclass(type(one), kind)]
+
+
+@seen("2.13")
 def is_gradient_scaler(thing: Any) -> bool:
     """Tell whether this is a gradient scaler, torch's or one that is made like it."""
     return hasattr(thing, "_per_optimizer_states")

@@ -80,7 +80,10 @@ class Session:
     @property
     def step(self) -> int:
         """Committed optimizer steps."""
-        self._participant.updates.ask()
+        updates = self._participant.updates
+        if not updates.asked_step and not self._participant.loaders.opened:
+            self._participant.guards.state.step_is_asked()
+        updates.ask()
         return self._participant.step
 
     @property

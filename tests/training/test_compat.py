@@ -397,6 +397,14 @@ def _() -> None:
     assert not compat.is_gradient_scaler(torch.optim.SGD(linear().parameters(), 0.1))
 
 
+@tries("batches_of_iterators")
+def _() -> None:
+    loader = torch.utils.data.DataLoader([1, 2, 3])
+    one, other = iter(loader), iter(loader)
+    next(one)
+    assert compat.batches_of_iterators([loader, one, other]) == [(one, 1), (other, 0)]
+
+
 @tries("unsaved_buffers")
 def _() -> None:
     module = nn.Sequential(nn.BatchNorm1d(2))

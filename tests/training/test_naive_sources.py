@@ -220,6 +220,49 @@ def test_an_update_of_an_epoch_that_knows_its_step_is_told_nothing(
     assert done.stdout.count(f"ends at {told}") == 2, done.stdout
 
 
+OWN_DATA = """
+model, opt = s.once(build)
+s.track(model=model, opt=opt)
+net = s.ddp(model)
+split = torch.utils.data.DistributedSampler(DATA, s.world, s.rank)
+{first}
+for x, y in {batches}:
+    nn.functional.mse_loss(net(x), y).backward()
+    with s.update():
+        opt.step()
+        opt.zero_grad()
+    if s.step % 2 == 0:
+        say("step", s.step)
+"""
+OWN_LOADER = "DataLoader(DATA, 4, sampler=split)"
+
+
+@pytest.mark.parametrize("asks", ["in a log", "for its rate"])
+def test_a_dataloader_in_a_loop_that_asks_late_for_its_step_is_told(
+    run: Program, asks: str
+) -> None:
+    """It began anew after a fault. That the loop had asked, if only for a log, kept it quiet."""
+    body = OWN_DATA.format(first="", batches=OWN_LOADER)
+    if asks == "for its rate":
+        body = body.replace("    nn.", "    rate = 0.01 / (1 + s.step)\n    nn.")
+    warned(run(body), "takes its batches from a DataLoader of its own, and has asked")
+
+
+@pytest.mark.parametrize(
+    ("first", "batches"),
+    [
+        ("from itertools import islice", f"islice({OWN_LOADER}, s.step, None)"),
+        (f"it = iter({OWN_LOADER})\nfor _ in range(s.step): next(it)", "it"),
+        (f"it = next(iter({OWN_LOADER}))", "[it, it, it, it][s.step:]"),
+    ],
+    ids=["islice", "batches left out", "one batch looked at"],
+)
+def test_a_dataloader_in_a_loop_that_goes_on_from_its_step_is_told_nothing(
+    run: Program, first: str, batches: str
+) -> None:
+    told_nothing(run(OWN_DATA.format(first=first, batches=batches)))
+
+
 def test_a_dataset_that_keeps_what_it_has_read_is_told_nothing(run: Program) -> None:
     """A replaced rank has read nothing yet."""
     parts = """

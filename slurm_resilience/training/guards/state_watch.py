@@ -140,6 +140,10 @@ class StateWatch:
         """Name what gives the objects that are kept from world to world."""
         self._optimizing.parts.kept.source = source
 
+    def step_is_asked(self) -> None:
+        """Note that the program asks for its step for the first time."""
+        self._optimizing.parts.locals.loops.asked()
+
     def watch_hooks(self, wrapper: nn.parallel.DistributedDataParallel) -> None:
         """Look at the hooks for gradients that a wrapper of this world is given."""
         self._optimizing.parts.gradient_hooks.watch(wrapper)
@@ -199,6 +203,17 @@ class StateWatch:
             self._look_for_untracked()
             if not asked_step and not self._may_count:
                 self._warn_of_counts(loaders)
+            elif (
+                not loaders
+                and not self._may_count
+                and self._optimizing.parts.locals.loops.went_on()
+            ):
+                self._warn(
+                    "this loop takes its batches from a DataLoader of its own, and has asked "
+                    "s.step only when it had the first one: after a fault the function begins "
+                    "anew, and so does the DataLoader, with its first batch. Give its dataset to "
+                    "s.loader, or begin at the batch that s.step says"
+                )
         if self._optimizing.steps_outside:
             changed = ()  # told, in better words
         changed += tuple(

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from types import CodeType, FrameType
 from typing import Any
 
+from slurm_resilience.training.guards.code.own_loops import OwnLoops
 from slurm_resilience.training.guards.code.program_locals import program_locals
 
 LOOKS = 4
@@ -29,6 +30,7 @@ class LocalCounts:
 
     def __init__(self) -> None:
         self._readings: list[_Reading] = []
+        self.loops = OwnLoops()
         self.is_over = False
         """Nothing is looked at any more."""
 

@@ -241,6 +241,36 @@ def test_frozen_weights_that_differ_are_refused(run: Program) -> None:
     refused(done, "frozen parameters differ: rank 1 from rank 0 in model.0.weight, model.0.bias")
 
 
+FROZEN_BASE = """
+def build():
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 1))
+    model[0].requires_grad_(False)
+    return model, torch.optim.SGD(model[1].parameters(), 0.01)
+"""
+MERGED = """\
+        if (s.step + 1) % {} == 0:
+            with torch.no_grad():
+                model[0].weight.add_(0.01)
+"""
+
+
+@pytest.mark.parametrize("every", [1, 12])
+def test_frozen_weights_that_change_are_told(run: Program, every: int) -> None:
+    """Adapters that are merged now and then: the training ended at the first fault, by name."""
+    body = USUAL.replace("steps=4", "steps=40").replace(
+        "        opt.z", MERGED.format(every) + "        opt.z"
+    )
+    done = run(body, FROZEN_BASE, options="trainable_only=True")
+    warned(done, "model.0.weight: frozen, and changed")
+
+
+def test_frozen_weights_that_stay_are_told_nothing(run: Program) -> None:
+    told_nothing(
+        run(USUAL.replace("steps=4", "steps=40"), FROZEN_BASE, options="trainable_only=True")
+    )
+
+
 @pytest.mark.parametrize("called", [False, True])
 def test_a_lazy_module_that_has_no_weights_yet_is_refused(run: Program, called: bool) -> None:
     """Its weights failed to be sent, three times, with a traceback from inside of torch."""

@@ -16,10 +16,12 @@ from torch.nn.modules.module import (
     register_module_parameter_registration_hook,
 )
 
-from slurm_resilience.training.compat import hooks_on
+from slurm_resilience.training.compat import hooks_on, versions
 
 log = logging.getLogger("sres.training")
 
+FROZEN_LOOKS = 16
+"""Updates before which frozen weights are looked at; then at each time after as many."""
 LOOKS = 20
 """Looks at all parameters in one world: what swaps parameters in each step would cost one each."""
 
@@ -66,18 +68,44 @@ def warn_of_untracked(module: nn.Module, names: Sequence[str]) -> None:
     )
 
 
+class FrozenWeights:
+    """Parameters that no peer sends, and that nothing may change.
+
+    Args:
+        parameters: by path.
+    """
+
+    def __init__(self, parameters: Mapping[str, torch.Tensor]) -> None:
+        self._parameters = dict(parameters)
+        self._versions = versions(list(self._parameters.values()))
+        self._turn = 0
+
+    def changed(self) -> list[str]:
+        """Return the paths of those that were written to, once; now and then, it is looked."""
+        turn, self._turn = self._turn, self._turn + 1
+        if not self._parameters or (turn >= FROZEN_LOOKS and turn % FROZEN_LOOKS):
+            return []
+        now = versions(list(self._parameters.values()))
+        before = zip(self._parameters.items(), self._versions, now, strict=True)
+        found = [path for (path, one), a, b in before if a != b and not one.requires_grad]
+        if found:
+            self._parameters, self._versions = {}, []
+        return found
+
+
 class LateAdditions:
     """To what is tracked, in one world."""
 
     def __init__(self) -> None:
         self._handles: list[Any] = []
         self.hooks = HookCount()
-        self.enter({}, {}, listen=False)
+        self.enter({}, {}, {}, listen=False)
 
     def enter(
         self,
         optimizers: Mapping[str, torch.optim.Optimizer],
         modules: Mapping[str, nn.Module],
+        frozen: Mapping[str, torch.Tensor],
         *,
         listen: bool,
     ) -> None:
@@ -86,6 +114,7 @@ class LateAdditions:
         Args:
             optimizers: name → tracked.
             modules: the same.
+            frozen: path → parameter that no peer sends.
             listen: have torch tell when a module is given something.
         """
         for handle in self._handles:
@@ -96,6 +125,7 @@ class LateAdditions:
         self._parts = {id(part) for module in modules.values() for part in module.modules()}
         self._shapes = _shapes(modules) if listen else {}
         self._looks, self._due = LOOKS, False
+        self._frozen = FrozenWeights(frozen)
         if listen:
             self._handles = [
                 register_module_parameter_registration_hook(self._registered),
@@ -109,6 +139,12 @@ class LateAdditions:
     def found(self) -> list[str]:
         """Return in lines what came since the last look, and what went."""
         lines = []
+        if changed := self._frozen.changed():
+            lines.append(
+                f"{_some(changed)}: frozen, and changed. With trainable_only=True frozen weights "
+                "are never sent: a replaced rank has not got the change, and the training ends at "
+                "the first fault. Leave trainable_only out where they change"
+            )
         for name, groups in self._groups.items():
             if (count := len(self._optimizers[name].param_groups)) != groups:
                 self._groups[name] = count

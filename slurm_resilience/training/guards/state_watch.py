@@ -86,8 +86,9 @@ class StateWatch:
             and not is_generator(one)
         }
         modules = {name: one for name, one in objects.items() if isinstance(one, nn.Module)}
-        self._late.enter(self._optimizers, modules, listen=tracked is not None and tell)
         listen = tracked is not None and tell
+        frozen = tracked.frozen() if tracked is not None and tell else {}
+        self._late.enter(self._optimizers, modules, frozen, listen=listen)
         self._optimizing.enter(
             self._optimizers, list(modules.values()), listen=listen, leads=leads, step=step
         )

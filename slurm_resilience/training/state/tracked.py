@@ -159,8 +159,12 @@ class Tracked:
     def frozen_words(self) -> dict[str, int]:
         """Return checksums by name, of a sample of their bytes, of the parameters that are not
         state, and are never sent."""
+        return {path: content_digest(sample(one)) for path, one in self.frozen().items()}
+
+    def frozen(self) -> dict[str, torch.Tensor]:
+        """Return by name the parameters that are not state, and are never sent."""
         return {
-            f"{name}.{path}": content_digest(sample(parameter))
+            f"{name}.{path}": parameter
             for name, module in self._modules().items()
             for path, parameter in adapters.read_frozen(module, self._choice).items()
         }

@@ -16,15 +16,19 @@ class OnceCache:
     def __init__(
         self,
         entry: Callable[[], int] = lambda: 0,
-        refuse: Callable[..., None] = lambda built, build, args: None,
+        refuse: Callable[..., None] = lambda built, build, args, collectives: None,
+        collectives: Callable[[], int] = lambda: 0,
     ) -> None:
         """
         Args:
             entry: tells how often the block was entered.
-            refuse: raises where what was built, by a function and its arguments, cannot be kept.
+            refuse: raises where what was built, by a function and its arguments, cannot be kept, or
+                by so many collectives.
+            collectives: tells how many this process has begun.
         """
         self._entry = entry
         self._refuse = refuse
+        self._collectives = collectives
         self._kept: dict[Hashable, Any] = {}
         self._asked: dict[Hashable, tuple[int, Hashable]] = {}
         """By key: the last entry of the block in which it was asked for, and with which values."""
@@ -40,8 +44,9 @@ class OnceCache:
         key = (which(build), _known_again(args))
         self._tell_other_values(key, build)
         if key not in self._kept:
+            begun = self._collectives()
             built = build(*args)
-            self._refuse(built, build, args)
+            self._refuse(built, build, args, self._collectives() - begun)
             self._kept[key] = built
         return self._kept[key]
 

@@ -41,7 +41,11 @@ class Session:
 
     def __init__(self, participant: Participant) -> None:
         self._participant = participant
-        self._built = OnceCache(lambda: participant.attempt, kept_groups.refuse)
+        self._built = OnceCache(
+            lambda: participant.attempt,
+            kept_groups.refuse,
+            lambda: participant.group.collectives(),
+        )
         participant.guards.state.watch_kept(self._built.values)
         self._update = Update(participant)
         self._thread = threading.get_ident()
@@ -144,7 +148,8 @@ class Session:
 
     def once(self, build: Callable[..., T], *args: Any) -> T:
         """Call ``build`` the first time; afterwards return what it returned, also when the block
-        is entered again. Not for what holds a process group (DDP, FSDP): build those anew.
+        is entered again. Not for what holds a process group (DDP, FSDP): build those anew. Nor for
+        what makes collectives: a replaced rank builds alone.
 
         Args:
             build: known again by its place in the program. In a loop it is one function: give it
@@ -152,7 +157,7 @@ class Session:
             args: for ``build``; with others something else is built.
 
         Raises:
-            UsageError: it holds a process group.
+            UsageError: it holds a process group, or has made collectives.
         """
         found: T = self._built.once(build, *args)
         return found

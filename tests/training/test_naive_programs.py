@@ -363,6 +363,18 @@ def test_what_holds_a_group_is_not_kept_by_once(run: Program, built: str, kind: 
         told_nothing(done)
 
 
+@pytest.mark.parametrize("call", ["dist.barrier()", "dist.broadcast(model.weight.data, 0)"])
+def test_collectives_in_what_once_builds_are_refused(run: Program, call: str) -> None:
+    """A replaced rank waited in them for the others, which had built, and they for it."""
+    parts = f"""
+    def build():
+        model = nn.Linear(8, 1)
+        {call}
+        return model, torch.optim.SGD(model.parameters(), 0.01)
+    """
+    refused(run(USUAL, parts), "s.once(build) makes collectives")
+
+
 def test_a_plain_wrapper_that_is_made_anew_is_healed(run: Program) -> None:
     body = USUAL.replace("s.ddp(model)", "nn.parallel.DistributedDataParallel(model)")
     done = run(body.replace("steps=4", "steps=8"), inject="kill:rank=1,step=5")

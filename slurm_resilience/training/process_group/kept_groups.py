@@ -1,5 +1,5 @@
-"""Refuse to keep, from one world to the next, what belongs to one: it ended the training at the
-first fault, hours later."""
+"""Refuse to keep, from one world to the next, what belongs to one, or what only all ranks can build
+together: it ended the training at the first fault, hours later, or a replaced rank waited alone."""
 
 from __future__ import annotations
 
@@ -22,16 +22,17 @@ _INSTEAD: tuple[tuple[type, str], ...] = (
 )
 
 
-def refuse(built: Any, build: Callable[..., Any], args: Sequence[Any]) -> None:
-    """Refuse what holds a process group.
+def refuse(built: Any, build: Callable[..., Any], args: Sequence[Any], collectives: int) -> None:
+    """Refuse what holds a process group, or has made collectives.
 
     Args:
         built: what `Session.once` is about to keep.
         build: the function that made it.
         args: its arguments: a number may be that of the world, for which alone it is kept then.
+        collectives: those that it has begun.
 
     Raises:
-        UsageError: it holds one.
+        UsageError: it holds one, or has begun some.
     """
     if isinstance(build, functools.partial) or any(isinstance(one, int) for one in args):
         return
@@ -45,6 +46,13 @@ def refuse(built: Any, build: Callable[..., Any], args: Sequence[Any]) -> None:
                     f"s.once keeps a {kind.__name__}, which is of no use after a fault: it belongs "
                     f"to this world. Make it whenever the function is entered: {instead}"
                 )
+    if collectives:
+        name = getattr(build, "__qualname__", build)
+        raise UsageError(
+            f"s.once({name}) makes collectives (a barrier, a broadcast): a replaced rank, which "
+            "alone builds, would wait there for the others. Make them in the training function, "
+            "before s.once"
+        )
 
 
 def _parts(built: Any) -> Iterator[Any]:

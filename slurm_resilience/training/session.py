@@ -16,11 +16,13 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from slurm_resilience.errors import UsageError
 from slurm_resilience.launcher import control_socket
 from slurm_resilience.mesh.model import GenerationEnd
+from slurm_resilience.training import compat
 from slurm_resilience.training.data.data_module import is_data_module, training_part
 from slurm_resilience.training.elastic.gradient_sums import is_sharded
 from slurm_resilience.training.elastic.microbatch_step import MicrobatchStep
 from slurm_resilience.training.elastic.microbatches import MicrobatchSteps, step_length
 from slurm_resilience.training.elastic.rates import RatePolicy
+from slurm_resilience.training.guards.code import kept_globals
 from slurm_resilience.training.guards.code.calling_code import is_result_used
 from slurm_resilience.training.guards.replica_check import refuse_other_gradients
 from slurm_resilience.training.once_cache import OnceCache
@@ -51,6 +53,8 @@ class Session:
         self._thread = threading.get_ident()
         self._is_up = False
         """The launcher was told that this process is."""
+        self._groups_made: dict[str, tuple[int, int]] = {}
+        """Place in the function → world in which it was passed last, and its groups then."""
         self._microbatches: weakref.WeakSet[MicrobatchSteps] = weakref.WeakSet()
         """Loops over microbatches that are under way."""
 
@@ -180,6 +184,7 @@ class Session:
         group = participant.group
         participant.check()
         participant.point("recovery")
+        self._refuse_kept_groups("track")
         first_whole = participant.healer.heal(objects, group, participant.mesh)
         participant.guards.witness.healed(participant.step)
         participant.guards.state.enter(
@@ -203,6 +208,24 @@ class Session:
         participant.begin_steps()
         return participant.step
 
+    def _refuse_kept_groups(self, place: str) -> None:
+        """Refuse a group that the program made, before it came here, in an earlier world only: a
+        new process waits there for the others.
+
+        Args:
+            place: in the function.
+
+        Raises:
+            UsageError: there is one.
+        """
+        known, now = compat.known_groups(), self._participant.group.view.generation
+        world, made = self._groups_made.get(place, (0, 0))
+        if world == now:
+            return
+        self._groups_made[place] = now, len(known)
+        if len(known) < made:
+            kept_globals.refuse_left(inspect.currentframe(), known)
+
     def ddp(self, module: nn.Module, **ddp_kwargs: Any) -> nn.parallel.DistributedDataParallel:
         """Wrap a module for this world. Its weights were made equal by `track`, so nothing is sent.
 
@@ -216,6 +239,7 @@ class Session:
             UsageError: the ranks train different parameters of it.
         """
         participant = self._participant
+        self._refuse_kept_groups("ddp")
         if not {"process_group", "device_mesh"} & ddp_kwargs.keys():
             refuse_other_gradients(participant.group, module)
         if self.attempt == 1 and self.rank == 0 and (names := participant.healer.lacks(module)):
@@ -252,6 +276,7 @@ class Session:
             loader_kwargs: further arguments of `ReplayLoader`.
         """
         participant = self._participant
+        self._refuse_kept_groups("data")
         if is_data_module(source):
             source, collate_fn, weights = self.once(training_part, source)
             loader_kwargs = {"collate_fn": collate_fn, "weights": weights, **loader_kwargs}
@@ -336,6 +361,7 @@ class Session:
             same_bits=same_bits,
             rate=rate,
         )
+        self._refuse_kept_groups("data")
         if steps is not None and not count:
             raise UsageError("steps= needs count=; with per_rank= say how long by epochs=")
         many = None if steps is None else steps * length

@@ -345,6 +345,86 @@ def test_a_group_of_an_earlier_world_is_named(run: Program) -> None:
     refused(done, "a process group of a world that has ended is used")
 
 
+GROUPS = """
+import functools
+
+GROUP = None
+
+def of_a_global(s):
+    global GROUP
+    if GROUP is None:
+        GROUP = s.new_group()
+    return GROUP
+
+GROUPS = {}
+
+def of_a_table(s):
+    if "all" not in GROUPS:
+        GROUPS["all"] = dist.new_group()
+    return GROUPS["all"]
+
+@functools.lru_cache()
+def cached():
+    return dist.new_group()
+
+class Place:
+    group = None
+
+    @classmethod
+    def find(cls, s):
+        if cls.group is None:
+            cls.group = s.new_group()
+        return cls.group
+
+MADE = None
+
+def of_each_world(s):
+    global MADE
+    MADE = s.new_group()
+    return MADE
+
+OF = None
+
+def of_this_world(s):
+    global OF
+    if OF is None or OF[0] != s.generation:
+        OF = s.generation, s.new_group()
+    return OF[1]
+"""
+
+
+@pytest.mark.parametrize(
+    ("find", "name"),
+    [
+        ("of_a_global(s)", "GROUP"),
+        ("of_a_table(s)", "GROUPS"),
+        ("cached()", "cached"),
+        ("Place.find(s)", "Place.group"),
+        ("of_each_world(s)", ""),
+        ("of_this_world(s)", ""),
+    ],
+)
+def test_a_group_that_is_made_once_is_told(run: Program, find: str, name: str) -> None:
+    """After a fault it was of no use, and a replaced rank waited where it made another one."""
+    body = USUAL.replace("s.track(", f"group = {find}\ns.track(")
+    body = body.replace(
+        "    with s.up", "    dist.all_reduce(torch.ones(1), group=group)\n    with s.up"
+    )
+    done = run(body, GROUPS)
+    if name:
+        warned(done, f"{name} (ProcessGroup) belongs to this world, and is made once, or cached")
+    else:
+        told_nothing(done)
+
+
+@pytest.mark.parametrize("where", ["s.track(", "net = s.ddp", "for x, y"])
+def test_a_group_that_a_replaced_rank_alone_makes_ends_no_wait(run: Program, where: str) -> None:
+    """It waited for the others in new_group, and they for it: for half an hour."""
+    body = USUAL.replace(where, f"of_a_global(s)\n{where}")
+    done = run(body.replace("steps=4", "steps=8"), GROUPS, inject="kill:rank=1,step=5")
+    refused(done, "GROUP keeps a process group of a world that has ended")
+
+
 @pytest.mark.parametrize(
     ("built", "kind"),
     [

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import chain
@@ -14,6 +15,7 @@ from slurm_resilience.training.compat import is_gradient_scaler
 from slurm_resilience.training.content_digest import content_digest
 from slurm_resilience.training.data.loader import ReplayLoader
 from slurm_resilience.training.garbage import let_go_of_older_objects
+from slurm_resilience.training.guards.code import kept_globals
 from slurm_resilience.training.guards.late_additions import LateAdditions, warn_of_untracked
 from slurm_resilience.training.guards.optimizer_watch import OptimizerWatch
 from slurm_resilience.training.guards.rate_watch import COUNTS, LOOKS
@@ -202,6 +204,7 @@ class StateWatch:
             self._look_for_gradient_hooks()
             self._look_for_hidden_state()
             self._look_for_untracked()
+            self._look_for_kept_groups()
             if not asked_step and not self._may_count:
                 self._warn_of_counts(loaders)
             elif (
@@ -423,6 +426,17 @@ class StateWatch:
         parts = self._optimizing.parts
         for line in parts.gradient_hooks.changed(self._others.values(), parts.kept.source()):
             self._warn(line)
+
+    def _look_for_kept_groups(self) -> None:
+        if not self._tell:
+            return
+        with ends_no_training():
+            if kept := kept_globals.kept(inspect.currentframe()):
+                self._warn(
+                    f"{_some(kept)} belongs to this world, and is made once, or cached: after a "
+                    "fault it is of no use, and a replaced rank waits alone where it makes another "
+                    f"one. {kept_globals.INSTEAD}"
+                )
 
     def _look_for_copies(self) -> None:
         """Warn of copies that the function has made of the weights, before they change."""

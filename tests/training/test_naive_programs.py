@@ -709,6 +709,14 @@ def test_a_fault_in_a_validation_does_not_leave_gradients_off(run: Program) -> N
     assert len(ends) == 1
 
 
+def test_an_interrupt_of_the_programs_own_ends_the_training(run: Program) -> None:
+    """It has no Ctrl-C behind it. Each rank was replaced ten times."""
+    done = run(USUAL.replace("    nn.f", "    if s.step == 2: raise KeyboardInterrupt\n    nn.f"))
+    assert done.returncode != 0
+    assert "KeyboardInterrupt; twice in a row at the same place" in done.stderr, done.stderr[-4000:]
+    assert done.stderr.count(": a new process") <= 2, done.stderr[-4000:]
+
+
 def test_torchs_default_device_is_the_programs_own(run: Program) -> None:
     """Tensors of our own went there too: where it is a GPU, no word of the mesh's groups came."""
     body = USUAL.replace("steps=4", "steps=8")

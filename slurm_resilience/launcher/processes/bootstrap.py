@@ -220,7 +220,9 @@ def become(link: socket.socket) -> None:
         if end.code:
             send(link, place=_place(end), error=_said(end.code), group=_in_group())
         raise
-    except KeyboardInterrupt:
+    except KeyboardInterrupt as error:
+        # If the launcher goes on, no Ctrl-C has done it: a program that raises it does so again.
+        send(link, place=_place(error), error="KeyboardInterrupt", group=_in_group())
         raise
     except BaseException as error:
         send(link, place=_place(error), error=_message(error), group=_in_group())

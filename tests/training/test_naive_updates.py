@@ -8,7 +8,7 @@ import textwrap
 from pathlib import Path
 
 import pytest
-from naive import USUAL, Program, refused, told_nothing, warned
+from naive import USUAL, WEIGHTS, Program, refused, told_nothing, warned
 
 pytestmark = pytest.mark.training
 torch = pytest.importorskip("torch", reason="torch is not installed")
@@ -286,6 +286,25 @@ def test_random_numbers_that_become_the_same_without_a_fault_are_told_nothing(
     loop = "while s.step < 8:\n    torch.manual_seed(s.rank if s.step < 4 else s.step)"
     done = run(begin + loop + DRAWN, options="digest_every=1")
     told_nothing(done)
+
+
+FALLS = "torch.optim.lr_scheduler.LambdaLR(opt, lambda n: 1 / (1 + n))"
+CYCLE = "torch.optim.lr_scheduler.OneCycleLR(opt, 0.1, total_steps=20)"
+
+
+@pytest.mark.parametrize("made", [FALLS, CYCLE], ids=["falls", "a cycle"])
+@pytest.mark.parametrize("inject", ["kill:rank=1,step=5", "exception:rank=0,step=5"])
+def test_a_schedule_that_the_function_makes_anew_goes_on(
+    run: Program, made: str, inject: str
+) -> None:
+    """It set the learning rate of the first step, with which the one after a fault was made."""
+    body = USUAL.replace("steps=4", "steps=8").replace("opt=opt)", "opt=opt, schedule=schedule)")
+    body = body.replace("s.track", f"schedule = {made}\ns.track", 1)
+    body = body.replace("        opt.z", "        schedule.step()\n        opt.z") + WEIGHTS
+    ends = [run(body, inject=fault) for fault in ("", inject)]
+    found = [{x for x in done.stdout.splitlines() if "weights" in x} for done in ends]
+    assert all(done.returncode == 0 for done in ends), ends[1].stderr[-4000:]
+    assert len(found[0]) == 1 and found[0] == found[1], ends[1].stderr[-4000:]
 
 
 def test_a_learning_rate_that_is_set_inside_is_told_nothing(run: Program) -> None:

@@ -116,6 +116,7 @@ class Healer:
             self._partner.freeze()
         if self.tracked is None or progress.step < 0:
             return
+        self.tracked.note_options()
         self._note_changes(self.tracked.changed())
         if self._options.checksum and not progress.dirty:
             self.tracked.rollback()
@@ -269,6 +270,8 @@ class Healer:
             # Void state too: its gradients would be added to the next step's.
             self._note_changes(old.rollback(), LOADED)
             return old
+        if old is not None and _has_other_schedule(names, self._names):
+            old.put_options_back()
         new = state.Tracked(names, trainable_only=self._options.trainable_only)
         if old is not None and self.progress.step >= 0 and not self.progress.dirty:
             self._note_changes(old.rollback(), LOADED)
@@ -509,6 +512,13 @@ class Healer:
 def _named(names: tuple[str, ...]) -> str:
     more = f" and {len(names) - 3} more" if len(names) > 3 else ""
     return ", ".join(names[:3]) + more
+
+
+def _has_other_schedule(names: dict[str, Any], before: dict[str, Any]) -> bool:
+    """Tell whether a schedule is tracked that was not before."""
+    known = {id(one) for one in before.values()}
+    kind = torch.optim.lr_scheduler.LRScheduler
+    return any(isinstance(one, kind) and id(one) not in known for one in names.values())
 
 
 def _copy(old: state.Tracked, new: state.Tracked) -> None:

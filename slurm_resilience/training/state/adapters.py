@@ -233,6 +233,25 @@ def options_of(optimizer: torch.optim.Optimizer) -> list[dict[str, Any]]:
     ]
 
 
+def noted_options(optimizer: torch.optim.Optimizer) -> list[dict[str, Any]]:
+    """Return the options of each group, so that nothing changes them."""
+    return [
+        {k: v.clone() if isinstance(v, torch.Tensor) else v for k, v in options.items()}
+        for options in options_of(optimizer)
+    ]
+
+
+@torch.no_grad()
+def put_options(optimizer: torch.optim.Optimizer, noted: list[dict[str, Any]]) -> None:
+    """Give the groups the options that were noted; others stay."""
+    for group, options in zip(optimizer.param_groups, noted, strict=False):
+        for key, value in options.items():
+            if isinstance(value, torch.Tensor) and isinstance(group.get(key), torch.Tensor):
+                group[key].copy_(value)
+            else:
+                group[key] = value
+
+
 def land_optimizer(
     name: str,
     optimizer: torch.optim.Optimizer,

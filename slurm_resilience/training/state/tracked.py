@@ -66,6 +66,8 @@ class Tracked:
         """Outlives the marks: it knows which libraries the program draws from."""
         self._stepped = False
         self._landing: Landing | None = None
+        self._options: list[tuple[torch.optim.Optimizer, list[dict[str, Any]]]] = []
+        """Those of optimizers, as they were noted."""
 
     @property
     def objects(self) -> dict[str, Any]:
@@ -276,6 +278,21 @@ class Tracked:
             if not isinstance(thing, TrackedGenerator)
         }
         return digest(_captured(values, None))
+
+    def note_options(self) -> None:
+        """Keep the optimizers' options as they are: see `put_options_back`."""
+        self._options = [
+            (one, adapters.noted_options(one))
+            for one in self._objects.values()
+            if isinstance(one, torch.optim.Optimizer)
+        ]
+
+    def put_options_back(self) -> None:
+        """Undo what was set since they were noted: a schedule that is made sets the learning rate
+        with which it begins."""
+        for one, options in self._options:
+            adapters.put_options(one, options)
+        self._options = []
 
     def _read(self, name: str) -> Any:
         thing, kind = self._objects[name], self._kinds[name]

@@ -16,14 +16,13 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from slurm_resilience.errors import UsageError
 from slurm_resilience.launcher import control_socket
 from slurm_resilience.mesh.model import GenerationEnd
-from slurm_resilience.training import compat
 from slurm_resilience.training.data.data_module import is_data_module, training_part
 from slurm_resilience.training.elastic.gradient_sums import is_sharded
 from slurm_resilience.training.elastic.microbatch_step import MicrobatchStep
 from slurm_resilience.training.elastic.microbatches import MicrobatchSteps, step_length
 from slurm_resilience.training.elastic.rates import RatePolicy
-from slurm_resilience.training.guards.code import kept_globals
 from slurm_resilience.training.guards.code.calling_code import is_result_used
+from slurm_resilience.training.guards.code.made_before import MadeBefore
 from slurm_resilience.training.guards.replica_check import refuse_other_gradients
 from slurm_resilience.training.once_cache import OnceCache
 from slurm_resilience.training.participant import Participant
@@ -53,8 +52,7 @@ class Session:
         self._thread = threading.get_ident()
         self._is_up = False
         """The launcher was told that this process is."""
-        self._groups_made: dict[str, tuple[int, int]] = {}
-        """Place in the function → world in which it was passed last, and its groups then."""
+        self._made_before = MadeBefore()
         self._microbatches: weakref.WeakSet[MicrobatchSteps] = weakref.WeakSet()
         """Loops over microbatches that are under way."""
 
@@ -184,7 +182,8 @@ class Session:
         group = participant.group
         participant.check()
         participant.point("recovery")
-        self._refuse_kept_groups("track")
+        self._passes("track")
+        self._made_before.tracks(group)
         first_whole = participant.healer.heal(objects, group, participant.mesh)
         participant.guards.witness.healed(participant.step)
         participant.guards.state.enter(
@@ -208,23 +207,9 @@ class Session:
         participant.begin_steps()
         return participant.step
 
-    def _refuse_kept_groups(self, place: str) -> None:
-        """Refuse a group that the program made, before it came here, in an earlier world only: a
-        new process waits there for the others.
-
-        Args:
-            place: in the function.
-
-        Raises:
-            UsageError: there is one.
-        """
-        known, now = compat.known_groups(), self._participant.group.view.generation
-        world, made = self._groups_made.get(place, (0, 0))
-        if world == now:
-            return
-        self._groups_made[place] = now, len(known)
-        if len(known) < made:
-            kept_globals.refuse_left(inspect.currentframe(), known)
+    def _passes(self, place: str) -> None:
+        """Look at what the program has made before it came to a place in the function."""
+        self._made_before.passed(place, self._participant.group, inspect.currentframe())
 
     def ddp(self, module: nn.Module, **ddp_kwargs: Any) -> nn.parallel.DistributedDataParallel:
         """Wrap a module for this world. Its weights were made equal by `track`, so nothing is sent.
@@ -239,7 +224,7 @@ class Session:
             UsageError: the ranks train different parameters of it.
         """
         participant = self._participant
-        self._refuse_kept_groups("ddp")
+        self._passes("ddp")
         if not {"process_group", "device_mesh"} & ddp_kwargs.keys():
             refuse_other_gradients(participant.group, module)
         if self.attempt == 1 and self.rank == 0 and (names := participant.healer.lacks(module)):
@@ -276,7 +261,7 @@ class Session:
             loader_kwargs: further arguments of `ReplayLoader`.
         """
         participant = self._participant
-        self._refuse_kept_groups("data")
+        self._passes("data")
         if is_data_module(source):
             source, collate_fn, weights = self.once(training_part, source)
             loader_kwargs = {"collate_fn": collate_fn, "weights": weights, **loader_kwargs}
@@ -361,7 +346,7 @@ class Session:
             same_bits=same_bits,
             rate=rate,
         )
-        self._refuse_kept_groups("data")
+        self._passes("data")
         if steps is not None and not count:
             raise UsageError("steps= needs count=; with per_rank= say how long by epochs=")
         many = None if steps is None else steps * length

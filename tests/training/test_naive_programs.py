@@ -455,6 +455,24 @@ def test_collectives_in_what_once_builds_are_refused(run: Program, call: str) ->
     refused(run(USUAL, parts), "s.once(build) makes collectives")
 
 
+FIRST = "if not PLACE: dist.barrier(); PLACE.append(1)\n"
+
+
+@pytest.mark.parametrize(
+    "first", [FIRST, "if s.attempt == 1: dist.barrier()\n", "dist.barrier()\n"]
+)
+def test_collectives_of_the_first_call_alone_are_told(run: Program, first: str) -> None:
+    """A replaced rank waited in them for the others, and nothing said why."""
+    body = USUAL.replace("s.track(", f"{first}s.track(")
+    done = run(body, "PLACE = []\n", inject="exception:rank=1,step=2")
+    words = "collectives before s.track were made when the function was called first (1)"
+    if first.startswith("if"):
+        warned(done, words)
+    else:
+        assert words not in done.stderr, done.stderr[-4000:]
+        assert done.stdout.count("ends at 4") == 2, done.stdout
+
+
 def test_a_plain_wrapper_that_is_made_anew_is_healed(run: Program) -> None:
     body = USUAL.replace("s.ddp(model)", "nn.parallel.DistributedDataParallel(model)")
     done = run(body.replace("steps=4", "steps=8"), inject="kill:rank=1,step=5")

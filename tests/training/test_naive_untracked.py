@@ -87,6 +87,28 @@ def test_a_local_variable_that_counts_is_told(
         told_nothing(done)
 
 
+ANEW = """
+model = nn.Linear(8, 1)
+opt = torch.optim.SGD(model.parameters(), 0.01, momentum=0.9)
+average = torch.optim.swa_utils.AveragedModel(model)
+s.track(model=model, opt=opt, average=average)
+net = s.ddp(model)
+for x, y in s.loader(DATA, global_batch=8, steps=8, epochs=None):
+    nn.functional.mse_loss(net(x), y).backward()
+    with s.update():
+        opt.step()
+        opt.zero_grad()
+        average.update_parameters(model)
+"""
+
+
+def test_a_model_of_the_world_before_is_no_copy(run: Program) -> None:
+    """All is made whenever the function is called, and what was tracked lives on for a while."""
+    done = run(ANEW, inject="exception:rank=1,step=5")
+    assert "a copy of the weights" not in done.stderr, done.stderr[-4000:]
+    assert done.stdout.count("ends at 8") == 2, done.stdout
+
+
 def test_a_look_at_the_programs_code_that_fails_ends_no_training(run: Program) -> None:
     """A Python that is not known yet may have other instructions."""
     parts = (

@@ -87,6 +87,8 @@ class KeptCopies:
         self._before: set[int] = set()
         """Ids of the first tensors of copies that were there before the weights were healed."""
         self._tracked: list[Any] = []
+        self._former: set[int] = set()
+        """Ids of what was tracked in the world before: something may hold it yet."""
         self.told: set[int] = set()
         """Ids of the tensors of copies that were told of when they were made: what the program does
         with them is told by that line."""
@@ -106,6 +108,7 @@ class KeptCopies:
             modules: those that are tracked.
             tracked: all objects that are; what they hold is no copy to tell of.
         """
+        self._former = self.known()
         self._tracked, self._copied, self._copies_left = list(tracked), [], MOST_COPIED
         found = _copies(everything, modules, self.known(), _is_equal)
         self._before = {id(tensors[0]) for _, tensors, _ in found}
@@ -125,7 +128,8 @@ class KeptCopies:
             others: copies that are told of otherwise.
         """
         kinds: dict[int, str] = {}  # as in `look`
-        for thing, tensors, _ in _copies(everything, modules, self.known(others), _is_equal):
+        known = self.known(others) | self._former
+        for thing, tensors, _ in _copies(everything, modules, known, _is_equal):
             # The model of the last world, which something may hold yet, is sharded as this one is.
             if id(tensors[0]) not in self._before and not isinstance(tensors[0], DTensor):
                 kinds.setdefault(id(tensors[0]), type(thing).__name__)

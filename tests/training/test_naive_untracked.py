@@ -87,6 +87,55 @@ def test_a_local_variable_that_counts_is_told(
         told_nothing(done)
 
 
+OF_OBJECTS = """
+class Trainer:
+    def __init__(self):
+        self.step = 0
+
+    def weight(self):
+        return min(1.0, self.step / 10)
+
+    def after(self):
+        self.step += 1
+
+class Decays:
+    def __init__(self):
+        self.tau = 1.0
+
+    def weight(self):
+        return self.tau
+
+    def after(self):
+        self.tau = self.tau * 0.9
+
+class Logs(Decays):
+    def __init__(self):
+        self.tau, self.step, self.seen, self.loss = 1.0, 0, 0, 0.0
+
+    def after(self):
+        self.step += 1
+        self.seen += 4
+        self.loss += 0.5 ** (self.seen % 3)
+        say(self.step, self.loss / self.seen, self.step // 3, self.step > 3)
+"""
+
+
+@pytest.mark.parametrize("made", ["{}()", "WHOLE"], ids=["of the function", "global"])
+@pytest.mark.parametrize(
+    ("kind", "told"),
+    [("Trainer", "trainer.step counts in"), ("Decays", "trainer.tau counts in"), ("Logs", "")],
+)
+def test_an_attribute_that_counts_is_told(run: Program, kind: str, told: str, made: str) -> None:
+    """A replaced rank began with the weight of the first step, and the others did not."""
+    body = COUNTED.format("trainer.weight()").replace("n += 1", "pass")
+    body = body.replace("net, n", f"trainer = {made.format(kind)}\nnet, n")
+    done = run(body + "    trainer.after()\n", OF_OBJECTS + f"WHOLE = {kind}()\n")
+    if told:
+        warned(done, told)
+    else:
+        told_nothing(done)
+
+
 ANEW = """
 model = nn.Linear(8, 1)
 opt = torch.optim.SGD(model.parameters(), 0.01, momentum=0.9)

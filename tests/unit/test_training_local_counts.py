@@ -38,6 +38,22 @@ def itself(n: float, x: Any) -> float:
     return x + n
 
 
+def of_object(one: Any, x: Any) -> Any:
+    one.n = one.n * 0.9
+    return x
+
+
+def of_object_at_once(one: Any, x: Any) -> Any:
+    one.n *= 0.9
+    return x
+
+
+def of_another(one: Any, x: Any) -> Any:
+    x.m = one.n * 0.9
+    x.m *= one.n
+    x.loss = 0.5 ** (one.n + 1)
+
+
 def inner(n: int, x: Any) -> Callable[[], float]:
     return lambda: 0.9**n
 
@@ -51,6 +67,9 @@ def inner(n: int, x: Any) -> Callable[[], float]:
         (part_left, {"computed"}),
         (log, set()),
         (itself, {"itself"}),
+        (of_object, {"itself"}),
+        (of_object_at_once, {"itself"}),
+        (of_another, {"computed"}),
         (inner, set()),
     ],
 )

@@ -381,8 +381,8 @@ class StateWatch:
             )
         if counted := self._counting_locals(asked_step=asked_step):
             self._warn(
-                f"{_some(counted)} counts in each step, and something is computed from it: a local "
-                "variable of the function begins anew after each fault. That is harmless where "
+                f"{_some(counted)} counts in each step, and something is computed from it: after a "
+                "fault it begins anew, or counts the repeated step twice. That is harmless where "
                 "only a log reads it; if the result depends on it: compute it from s.step, or keep "
                 "it in an object with state_dict and load_state_dict, and track that"
             )
@@ -398,7 +398,13 @@ class StateWatch:
         if not self._tell or self._may_count:
             return ()
         try:
-            return self._optimizing.parts.locals.counted(asked_step=asked_step)
+            parts = self._optimizing.parts
+            kept = {
+                id(one)
+                for thing in parts.kept.source()
+                for one in (thing if isinstance(thing, list | tuple) else (thing,))
+            }
+            return parts.locals.counted(asked_step=asked_step, kept=kept)
         except Exception as error:
             # What it reads is the code of others, maybe of a newer Python: it ends no training.
             log.debug("the function's own counts are not looked at: %r", error)

@@ -127,7 +127,7 @@ class Loaders:
             loader.reshare(rank, world, microbatches=loader_kwargs.get("microbatches", 0))
         self._place(name, loader)
         self._taken[name] = [loader.next]
-        if again:
+        if again and rank == 0:
             self._tell_over(name, loader)
         return loader
 
@@ -142,8 +142,9 @@ class Loaders:
         if loader.end is not None and loader.next >= loader.end and name not in self._told:
             self._told.add(name)
             log.warning(
-                "loader %r: its %d batches come once in a training; give it epochs=, "
-                "instead of a loop around s.loader",
+                "loader %r: its %d batches come once in a training, and none is left. Give it "
+                "epochs=, instead of a loop around s.loader; for an evaluation, take a DataLoader "
+                "of your own",
                 name,
                 loader.end,
             )

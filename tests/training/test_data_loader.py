@@ -1048,7 +1048,7 @@ def test_a_run_that_is_over_is_told_to_who_loops_over_it_only(
     assert [loop(1), loop(2)] == [6, 0]
     assert caplog.text == ""
     assert [loop(2), loop(2)] == [0, 0]
-    assert caplog.text.count("its 6 batches come once in a training; give it epochs=") == 1
+    assert caplog.text.count("its 6 batches come once in a training, and none is left. Give") == 1
     assert "seek" not in caplog.text
     loaders.close()
 

@@ -133,7 +133,10 @@ class KernelLogReader:
         booted = self._clock.now() - self._clock.monotonic() if source.is_device else None
         is_from_before = source.is_device
         while not self._stop.is_set():
+            is_just_written = not is_from_before
             for line in source.read():
+                if is_just_written:
+                    booted, is_just_written = self._booted_by(line, booted), False
                 self.feed(line, booted, is_from_before)
                 if self._stop.is_set():
                     return
@@ -141,6 +144,19 @@ class KernelLogReader:
             # Not before: what this boot has logged so far is part of the first look at the node.
             self._put_up("pass", f"following {self._path}")
             select.select([source.fileno(), self._wakeup.fileno()], [], [])
+
+    def _booted_by(self, line: str, booted: float | None) -> float | None:
+        """Return when this kernel started, by a line that it has just written.
+
+        The kernel counts by a clock that is never set, and gains or loses a second in a day or so.
+        What the driver and DCGM tell of the same trouble has the date of now.
+
+        Args:
+            line: as it was read.
+            booted: as it was reckoned before; None: lines carry no time of their own.
+        """
+        uptime = record(line).uptime
+        return booted if booted is None or uptime is None else self._clock.now() - uptime
 
     def feed(self, line: str, booted: float | None = None, is_from_before: bool = False) -> None:
         """Classify one line and put up what it changes.

@@ -16,6 +16,8 @@ from slurm_resilience.agent.kernel_log_reader import READ_BYTES, KernelLogReader
 from slurm_resilience.agent.outbox import Outbox
 from slurm_resilience.clock import SystemClock
 from slurm_resilience.model import Finding, Severity
+from slurm_resilience.simulate.cluster.sim_clock import SimClock
+from slurm_resilience.simulate.schedule import Schedule
 from slurm_resilience.wire.messages import ChangeDrill
 
 XID = "NVRM: Xid (PCI:0000:%02x:00): %d, x"
@@ -107,6 +109,45 @@ def test_a_line_from_before_counts_by_its_own_time(tmp_path: Path) -> None:
         "0000:03:00": Severity.MONITOR,
     }
     one.end()
+
+
+@pytest.mark.parametrize("error", [-7200.0, -90.0, 90.0, 7200.0])
+def test_another_way_tells_of_the_same_xid_whatever_the_date_is_set_to(
+    error: float, tmp_path: Path
+) -> None:
+    """The date is set after sresd's start, or the kernel's own clock has drifted in a long time."""
+    schedule, stop = Schedule(), threading.Event()
+    clock, outbox = SimClock(schedule), Outbox(lambda: None)
+    intake = FindingIntake(outbox)
+    drill = DrillWindow(tmp_path / "drill.json", "boot", False, clock)
+    reader = KernelLogReader(tmp_path, drill, outbox, intake, clock, stop)
+
+    class Source:
+        """A device of which the second Xid is written while it is followed."""
+
+        is_device = True
+        fileno = staticmethod(os.eventfd(1).__index__)
+
+        def __init__(self) -> None:
+            self.bus = 0
+
+        def read(self) -> Iterator[str]:
+            self.bus += 1
+            if self.bus == 2:
+                clock.step = error
+                stop.set()
+            yield f"4,1,{int(clock.monotonic() * 1e6)},-;{XID % (self.bus, 79)}"
+            schedule.run(1000.0)
+
+    source = Source()
+    reader._follow(source)  # type: ignore[arg-type]
+    os.close(source.fileno())
+    first, second = outbox.kernel_findings()
+    assert (first.subject, second.subject) == ("0000:01:00", "0000:02:00")
+    assert abs(second.at - clock.now()) < 1
+    of_dcgm = Finding("xid", Severity.REBOOT, "DCGM: Xid 79", clock.now(), code="79")
+    assert intake.knows(of_dcgm), "else the node is rebooted where a GPU is to be reset"
+    assert second.uptime == pytest.approx(clock.monotonic())
 
 
 def test_a_line_in_pieces_is_one_line(fifo: Path, following: Following) -> None:

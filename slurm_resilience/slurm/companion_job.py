@@ -46,14 +46,13 @@ _SCRIPT = """\
 # Holds nodes for job {job} in place of lost ones, and gives them back when they are not needed.
 # The user's own PATH may lead to another squeue, or to no sleep.
 export PATH={commands}:/usr/bin:/bin:"$PATH"
-used=$(date +%s)
+# By the machine's own seconds: its date may be set, on or back, by hours.
+used=$(cut -d. -f1 /proc/uptime)
 pause=0
 # It looks at once: a request that its job has left in the queue holds no node.
 while sleep $pause; do
     pause={look}
-    now=$(date +%s)
-    # The clock may be set back: the nodes would be held until it has caught up.
-    [ "$now" -lt "$used" ] && used=$now
+    now=$(cut -d. -f1 /proc/uptime)
     if ! shown=$(squeue -a -r -h -j {job} -O JobID:16,State:16,RestartCnt:12 2>&1); then
         case $shown in
         *"Invalid job id"*) exit 0 ;;

@@ -280,21 +280,25 @@ def test_its_script_ends_when_nothing_uses_it(tmp_path: Path, lent: bool, looks:
     tools = {
         "squeue": "echo '12 RUNNING 0'",
         "scontrol": "echo 'Job step 57 not found' >&2; exit 1",
-        "date": "echo . >> clock; expr 100 '*' $(wc -l < clock)",
+        "cut": "echo . >> clock; expr 100 '*' $(wc -l < clock)",
         "sleep": 'echo . >> looks; [ "$(wc -l < looks)" -lt 9 ]',
     }
     assert run_script(tmp_path, tools, lent=lent) == 0
     assert (tmp_path / "looks").read_text().count(".") == looks
 
 
-def test_its_script_ends_though_the_clock_of_its_node_is_set_back(tmp_path: Path) -> None:
+@pytest.mark.parametrize("date", [-7200, 7200])
+def test_its_script_counts_by_no_date_that_is_set(tmp_path: Path, date: int) -> None:
+    """Set back, it would hold nodes for hours, and set on, give them back before their step."""
     tools = {
         "squeue": "echo '12 RUNNING 0'",
         "scontrol": "echo 'Job step 57 not found' >&2; exit 1",
-        # The first two hours are taken back at once.
-        "date": "echo . >> clock; n=$(wc -l < clock); [ $n = 1 ] && echo 7200 || expr 50 '*' $n",
+        # Set between the first look and the second.
+        "date": f"[ $(wc -l < clock) -lt 2 ] && echo 9000 || expr 9000 + {date}",
+        "cut": "echo . >> clock; expr 25 '*' $(wc -l < clock)",
         "sleep": 'echo . >> looks; [ "$(wc -l < looks)" -lt 9 ]',
     }
+    (tmp_path / "clock").touch()
     assert run_script(tmp_path, tools, lent=True) == 0
     assert (tmp_path / "looks").read_text().count(".") == 3
 

@@ -58,6 +58,7 @@ class Hand:
             self.requeue_a_companion,
             self.suspend_a_companion,
             self.shorten_a_companion,
+            self.suspend_the_job,
             self.resize,
             self.resize,
             self.kill_slurmctld,
@@ -200,6 +201,16 @@ class Hand:
             self.pass_steps(steps, 60)
             self.ask("scontrol", "resume", job)
 
+    def suspend_the_job(self) -> None:
+        """Its own ranks and its supervisor stand still; those of its companions go on."""
+        seconds = self.chance.choice([0.5, 8.0, 30.0])
+        self.say(f"the job is suspended for {seconds:g} s")
+        self.ask("scontrol", "suspend", self.run.id)
+        self.pass_steps(20 * STEPS_A_DEED, seconds)
+        self.ask("scontrol", "resume", self.run.id)
+        self.say("the job runs again")
+        self.pass_steps(STEPS_A_DEED)
+
     def shorten_a_companion(self) -> None:
         if jobs := self.companions():
             job = self.chance.choice(jobs)
@@ -261,6 +272,11 @@ def whatever_is_done_no_sample_is_lost(
     subprocess.run(fixed.line, env=clean, cwd=tmp_path, check=True, timeout=600)
     # Without slurmdbd, 22.05 changes the nodes of a job twice at most.
     lab = fresh_lab(dataclasses.replace(spec(NODES), slurmdbd=True))
+    # 26.05 does not start again after a SIGKILL until it has saved the accounts' usage once ("No
+    # Assoc usage file to recover"): it does as it ends, and each five minutes.
+    lab.kill_daemon("slurmctld")
+    lab.start_daemon("slurmctld")
+    wait_for(lambda: all_idle(lab), 60, "every node is idle")
     run = Run(
         lab,
         elastic.folder,

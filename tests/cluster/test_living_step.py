@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from jobs import all_idle
+from jobs import all_idle, kinds
 
 from slurm_resilience.lab import Lab, LabSpec
 
@@ -135,6 +135,24 @@ def test_a_node_loses_its_power(start: Callable[..., Run], wait_for: WaitFor) ->
     # A join step counts its tasks from 0: its lines have the number of the task that they replace.
     lines = [line for line in run.text().splitlines() if line.endswith("is here")]
     assert sorted(lines) == sorted(f"{seat}: seat {seat} is here" for seat in (0, 1, 2, 2, 3))
+
+
+def test_a_node_that_takes_no_task_is_left_for_another(
+    start: Callable[..., Run], wait_for: WaitFor
+) -> None:
+    """Nothing of what is checked is amiss: slurmd cannot start a step there."""
+    run = start(spec=LabSpec(nodes=6, network=True, slurmdbd=True))
+    words = 'mount --bind /bin/false "$(readlink -f /usr/sbin/slurmstepd)"'
+    run.lab.run(["sh", "-c", words], node="n5", check=True)
+    victim = run.lines(2)[-1]["node"]
+    run.lab.power_off(victim)
+    wait_for(lambda: "could start no task on it" in run.text(), 60, run)
+    wait_for(lambda: run.world(2, 1) == 4, 60, run)
+    assert run.lines(2, 1)[0]["node"] != "n5"
+    wait_for(lambda: "healed: seats 2" in run.text(), 30, run)
+    assert not [seat for seat in (0, 1, 3) if run.lines(seat, 1)], "the others stepped on"
+    assert "left-out" in kinds(run.lab, "n5")
+    finish(run, wait_for)
 
 
 def test_a_node_that_is_away_for_a_moment_is_left_and_comes_back(

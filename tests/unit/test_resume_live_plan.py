@@ -55,6 +55,7 @@ from slurm_resilience.resume.live_step.live_plan import (
     GONE_SECONDS,
     JOIN_SECONDS,
     LIVE_STEP_TRANSITIONS,
+    LONGEST_PAUSE_SECONDS,
     LOOK_SECONDS,
     TAKEN_SECONDS,
     LivePlan,
@@ -64,6 +65,7 @@ from slurm_resilience.resume.live_step.live_steps import STEP_TRANSITIONS, StepS
 from slurm_resilience.resume.live_step.losses import LOST_SEAT_TRANSITIONS, LostSeatState
 from slurm_resilience.resume.live_step.seats import NodeSlot, SeatMap
 from slurm_resilience.resume.live_step.stall_watch import STALL_SECONDS, StallWatch
+from slurm_resilience.resume.live_step.task_deaths import MOST_UNFIT_NODES
 
 LIMITS = ResumeSettings()
 NODES = ("n1", "n2", "n3", "n4")
@@ -368,6 +370,120 @@ def test_tasks_that_die_again_and_again_leave_their_seat_empty(script: Script) -
     assert script.plan.state is S.DEGRADED
     for _ in range(5):
         assert script.tell(Tick(), LIMITS.swap_wait) == (), "the others go on for good"
+
+
+def without_a_launch(script: Script, times: int) -> tuple[int, StartSearch]:
+    """The node that stands in for a lost one takes no task; return the last join step's number and
+    the last search."""
+    script.lose()
+    script.generation = 2
+    script.see((0, 1, 3))
+    step = only(script.find("n7"), StartJoin).step
+    for _ in range(times - 1):
+        step = only(not_launched(script, step).find("n7", kind=SearchKind.TASKS), StartJoin).step
+    script.tell(JoinStarted(step))
+    script.tell(TasksDied(step, (0,), "it takes none", not_launched=True))
+    due = script.plan.next_deadline()
+    assert due is not None
+    return step, only(script.tell(Tick(), due - script.now), StartSearch)
+
+
+def not_launched(script: Script, step: int) -> Script:
+    script.tell(JoinStarted(step))
+    assert script.tell(TasksDied(step, (0,), "it takes none", not_launched=True)) == (
+        AskEvidence("n7"),
+    )
+    due = script.plan.next_deadline()
+    assert due is not None
+    search = only(script.tell(Tick(), due - script.now), StartSearch)
+    assert search.kind is SearchKind.TASKS and not search.unfit
+    return script
+
+
+def test_a_node_that_takes_no_task_is_left_for_another(script: Script) -> None:
+    """Its date is wrong, say: Slurm's credentials are over there, and nothing else is amiss."""
+    step, search = without_a_launch(script, LIMITS.max_per_node)
+    unfit = FaultyNode("n7", "it takes none", False)
+    assert search.kind is SearchKind.TASKS and search.unfit == (unfit,)
+    bad = FoundNodes(JOIN, bad={"n7": "it takes none"})
+    left = script.tell(SearchEnded(SearchKind.TASKS, bad))
+    assert kinds(left) == [TellTraining, LeaveNode]
+    assert only(left, LeaveNode).for_good, "Slurm would give it again"
+    assert only(script.tell(Tick()), StartSearch).kind is SearchKind.NODES
+    join = only(script.find("n8"), StartJoin)
+    assert (join.slot.node, join.step) == ("n8", step + 1)
+
+
+def test_a_node_that_takes_no_task_for_long_is_tried_until_it_does(script: Script) -> None:
+    """No other node is idle, and its slurmd comes back: the program has not died meanwhile."""
+    _, search = without_a_launch(script, LIMITS.max_per_node)
+    waits = list[float]()
+    for _ in range(3 * LIMITS.max_relaunches):
+        assert [node.node for node in search.unfit] == ["n7"]
+        step = only(script.find("n7", kind=SearchKind.TASKS), StartJoin).step
+        script.tell(JoinStarted(step))
+        script.tell(TasksDied(step, (0,), "it takes none", not_launched=True))
+        due = script.plan.next_deadline()
+        assert due is not None
+        waits.append(due - script.now)
+        search = only(script.tell(Tick(), waits[-1]), StartSearch)
+    assert waits == sorted(waits) and waits[0] > LIMITS.backoff
+    assert waits[-1] == LONGEST_PAUSE_SECONDS
+    step = only(script.find("n7", kind=SearchKind.TASKS), StartJoin).step
+    script.tell(JoinStarted(step))
+    script.generation, script.incarnations[2] = 3, 1
+    only(script.see(range(4)), SayJoined)
+    script.tell(TasksDied(step, (0,), "it takes none", not_launched=True))
+    assert script.plan.next_deadline() == script.now + LIMITS.diagnosis_wait, "counted anew"
+
+
+def test_the_others_go_on_where_no_other_node_is_got_for_one_that_takes_no_task(
+    script: Script,
+) -> None:
+    """22.05 without slurmdbd changes a job once, and no fault is known that would be escaped."""
+    without_a_launch(script, LIMITS.max_per_node)
+    bad = FoundNodes(JOIN, bad={"n7": "it takes none"})
+    script.tell(SearchEnded(SearchKind.TASKS, bad))
+    script.see((0, 1, 3))
+    only(script.tell(Tick()), StartSearch)
+    none = FoundNodes(Plan("requeue", "the exchange failed"))
+    assert only(script.tell(SearchEnded(SearchKind.NODES, none)), SayEmpty).seats == (2,)
+    assert script.tell(Tick(), LIMITS.swap_wait + 1.0) == ()
+    assert script.plan.state is S.DEGRADED
+
+
+def test_not_all_nodes_are_left_where_none_takes_a_task(script: Script) -> None:
+    """slurmctld's date is wrong: its credentials are over on every node."""
+    step, search = without_a_launch(script, LIMITS.max_per_node)
+    for number in range(8, 8 + MOST_UNFIT_NODES):
+        (unfit,) = search.unfit
+        bad = FoundNodes(JOIN, bad={unfit.node: "it takes none"})
+        script.tell(SearchEnded(SearchKind.TASKS, bad))
+        script.tell(Tick())
+        node = f"n{number}"
+        step = only(script.find(node), StartJoin).step
+        for _ in range(LIMITS.max_per_node):
+            script.tell(JoinStarted(step))
+            script.tell(TasksDied(step, (0,), "it takes none", not_launched=True))
+            search = only(script.tell(Tick(), LONGEST_PAUSE_SECONDS), StartSearch)
+            if not search.unfit:
+                step = only(script.find(node, kind=SearchKind.TASKS), StartJoin).step
+    assert not search.unfit, "the fourth node in a row is kept, and tried on"
+
+
+def test_where_the_others_wait_for_it_a_node_is_not_tried_for_ever(script: Script) -> None:
+    script.lose()
+    script.see((), (0, 1, 3))
+    step = only(script.find("n7"), StartJoin).step
+    for _ in range(LIMITS.max_relaunches):
+        script.tell(JoinStarted(step))
+        script.tell(TasksDied(step, (0,), "it takes none", not_launched=True))
+        only(script.tell(Tick(), LONGEST_PAUSE_SECONDS), StartSearch)
+        step = only(script.find("n7", kind=SearchKind.TASKS), StartJoin).step
+    script.tell(JoinStarted(step))
+    script.tell(TasksDied(step, (0,), "it takes none", not_launched=True))
+    only(script.tell(Tick(), LONGEST_PAUSE_SECONDS), SayEmpty)
+    only(script.tell(Tick(), LIMITS.swap_wait + 1.0), EndSteps)
 
 
 def test_where_no_seat_may_stay_empty_the_step_is_ended() -> None:

@@ -23,6 +23,7 @@ class HeldUpSrun:
     def __init__(self, *_: Any, **__: Any) -> None:
         self.pid, self.running, self.killed = 1 << 30, True, 0
         self.code, self.ended_tasks, self.may_leave_tasks = 0, (), False
+        self.failed_launches: dict[str, str] = {}
         self.only_signalled = False
         self.told_end, self.killed_by = ToldEnd(cancelled=False, aborted=False), 0
         self.clock, self.tasks_ended_at = SYSTEM_CLOCK, 0.0
@@ -50,7 +51,7 @@ def steps(monkeypatch: pytest.MonkeyPatch) -> LiveSteps:
         user_signals=SimpleNamespace(starting=contextlib.nullcontext(), steps=[]),
         user_ended=lambda step, stopped_by_us: "",
     )
-    seats: Any = SimpleNamespace(held_by=lambda _: {1})
+    seats: Any = SimpleNamespace(held_by=lambda _: {1}, all_of=lambda _: (1,))
     first: Any = HeldUpSrun()
     made = LiveSteps(context, first, seats)
     made.start(1, ["srun"], {})
@@ -68,6 +69,15 @@ def test_a_join_that_fails_when_its_srun_was_killed_and_lives_is_ended_once_more
     steps.end_one(1)
     steps.end_one(1)
     assert joined.killed == 3
+
+
+def test_a_join_of_which_no_task_was_started_names_the_reason(steps: LiveSteps) -> None:
+    joined: Any = steps.step(1)
+    joined.running, joined.code = False, 167
+    joined.failed_launches = {"n4": "Job credential expired"}
+    how = "srun could start no task on it: Job credential expired"
+    assert list(steps.died()) == [(1, EndedTasks((), (0,), how), True)]
+    assert list(steps.died()) == []
 
 
 def test_a_join_that_ended_is_left_alone(steps: LiveSteps) -> None:

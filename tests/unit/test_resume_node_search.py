@@ -7,10 +7,14 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from fake_slurm import FakeSlurm
 
 from slurm_resilience.clock import SystemClock
+from slurm_resilience.config import Config
 from slurm_resilience.errors import SlurmError, SlurmUnreachable
+from slurm_resilience.resume.allocation.allocation import Allocation
 from slurm_resilience.resume.live_step import node_search
+from slurm_resilience.resume.live_step.live_events import FaultyNode, SearchKind, StartSearch
 
 CONTEXT: Any = SimpleNamespace(clock=SystemClock())
 
@@ -31,6 +35,26 @@ class Slurm:
 @pytest.fixture(autouse=True)
 def _at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(node_search, "RETRY_SECONDS", 0.0)
+
+
+@pytest.mark.parametrize(
+    ("nodes", "excluded", "is_left"), [(4, "", True), (3, "", False), (4, "n4", False)]
+)
+def test_a_node_that_takes_no_task_is_left_only_where_another_one_is_idle(
+    nodes: int, excluded: str, is_left: bool
+) -> None:
+    slurm = FakeSlurm(nodes)
+    slurm.submit(3, no_kill=True)
+    allocation = Allocation(slurm, slurm.job(1), Event(), patience=0.0, permits_expansion=True)
+    allocation.suspects.update({excluded} - {""})
+    context: Any = SimpleNamespace(
+        allocation=allocation, limits=Config().resume, client=slurm, clock=SystemClock()
+    )
+    unfit = FaultyNode("n3", "it takes none", False)
+    wanted = StartSearch(SearchKind.TASKS, (unfit,), ("n1", "n2", "n3"), 3, 0, (unfit,))
+    found = node_search.check_nodes(context, wanted, Event())
+    assert found.bad == ({"n3": "it takes none"} if is_left else {})
+    assert found.nodes == (() if is_left else ("n3",))
 
 
 def test_who_goes_on_is_not_ended_for_want_of_an_answer(

@@ -286,11 +286,13 @@ class Allocation:
         return self._table.domains or {}
 
     def idle_count(self) -> int:
-        """Return how many nodes of the job's partition are idle, as far as Slurm showed last."""
-        partition = self.job.partition
+        """Return how many nodes of the job's partition are idle that it would take, as far as Slurm
+        showed last."""
+        partition, excluded = self.job.partition, {*self.excluded, *self.suspects}
         return sum(
             node.base == "IDLE"
             and node.is_available
+            and node.name not in excluded
             and (not partition or not node.partitions or partition in node.partitions)
             for node in self._table.nodes.values()
         )

@@ -38,12 +38,13 @@ from slurm_resilience.resume.live_step.live_events import (
     TrainingSeen,
 )
 from slurm_resilience.resume.live_step.seats import NodeSlot, SeatHistory, SeatMap, StepSeats
+from slurm_resilience.resume.live_step.task_deaths import FailedLaunches
 from slurm_resilience.resume.srun.environment import Attempt, srun_environment, task_variables
 from slurm_resilience.resume.srun.stderr_reader import code_of
 from slurm_resilience.resume.srun.step import SrunStep
 from slurm_resilience.slurm.companion_job import COMPANION_JOB
 from slurm_resilience.slurm.hostlists import fold
-from slurm_resilience.wire.messages import AttemptStarted
+from slurm_resilience.wire.messages import AttemptStarted, LeftNode
 
 SHOWN_SECONDS = 3.0
 """For Slurm to show that it ends a companion whose ranks have just died: of its own words on their
@@ -57,11 +58,16 @@ END_SECONDS = 10.0
 class BadEnds:
     """The sruns that have ended badly, or have lost a task."""
 
-    def __init__(self) -> None:
+    def __init__(self, limit: int) -> None:
+        """
+        Args:
+            limit: launches that may fail in a row on a node.
+        """
         self._since: dict[int, float] = {}
         """When that was first seen, by the srun's number."""
         self.told: set[int] = set()
         """Those of whose lost tasks the plan knows."""
+        self.launches = FailedLaunches(limit)
 
     def are_settled(self, number: int, now: float) -> bool:
         """Return whether Slurm would have shown by now that it has ended these tasks.
@@ -108,7 +114,7 @@ class Growth:
         self._history = SeatHistory()
         self._sruns: dict[int, SrunStep] = {}
         """Those that run, by their number among the attempt's steps."""
-        self._bad_ends = BadEnds()
+        self._bad_ends = BadEnds(context.limits.max_per_node)
         self._answers: deque[ev.SizeEvent] = deque()
         self._target = AskedSize(size.most)
         settings = size.settings
@@ -163,10 +169,31 @@ class Growth:
             return
         if not step.running:
             del self._sruns[number]
+            self._judge_launches(self._steps.held_by(number), step)
             self._tell(ev.GroupStepEnded(number, step.code, taken))
         elif not taken and number not in self._bad_ends.told:
             self._bad_ends.told.add(number)
             self._tell(ev.GroupTaskDied(number, died[0].how))
+
+    def _judge_launches(self, seats: set[int], step: SrunStep) -> None:
+        """Take no node again that takes no task of ours, and not for a moment only: Slurm would
+        give it each time, though others are free.
+
+        Args:
+            seats: of an srun that has ended.
+            step: that srun.
+        """
+        context, launches = self._context, self._bad_ends.launches
+        failed = step.failed_launches if step.code else {}
+        for node in (slot.node for slot in self._plan.slots if seats & set(slot.seats)):
+            if node not in failed:
+                continue
+            times = launches.count(node)
+            if launches.blames_node(node) and node not in context.allocation.suspects:
+                context.allocation.suspects.add(node)
+                told = f"srun could start no task on it {times} times: {failed[node]}"
+                report.say(f"{node} is not taken again (resume.max_per_node): {told}")
+                context.link.send(LeftNode(node, f"left out: {told}"))
 
     def _look_at_target(self) -> None:
         held = self._context.allocation.companions.target
@@ -250,6 +277,7 @@ class Growth:
                 self._observer.find(node.node, node.reason, node.dead)
                 self._left.add(node.node, len(self._steps))
             case ev.SayGrew(change, seconds):
+                self._bad_ends.launches.launched()
                 events.write("grew", nodes=list(change.nodes), size=change.size, seconds=seconds)
                 report.say(f"grew to {_where(change)}, {seconds:.1f} s")
             case ev.SayShrank(change, reason):

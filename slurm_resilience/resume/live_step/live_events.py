@@ -87,6 +87,8 @@ class TasksDied(msgspec.Struct, frozen=True):
     tasks: tuple[int, ...]
     """Their numbers within the step."""
     reason: str
+    not_launched: bool = False
+    """srun could start no task on their node."""
 
 
 class SearchEnded(msgspec.Struct, frozen=True):
@@ -201,6 +203,8 @@ class LeaveNode(msgspec.Struct, frozen=True):
     """Number of the first step that may write on a node of this name again."""
     for_good: bool = False
     """It was lost too often: no node of this name is taken in again."""
+    unfit: bool = False
+    """It takes no task, and no fault of it is known."""
 
 
 class AskEvidence(msgspec.Struct, frozen=True):
@@ -220,6 +224,9 @@ class StartSearch(msgspec.Struct, frozen=True):
     step_size: int
     since: int
     """The others go on when they step in a later generation than this."""
+    unfit: tuple[FaultyNode, ...] = ()
+    """Nodes on which srun could start no task, again and again: another one is better, if there is
+    one."""
 
 
 class StopSearches(msgspec.Struct, frozen=True):

@@ -68,8 +68,9 @@ from slurm_resilience.resume.live_step.stall_watch import (
     living_seats,
     steps_without,
 )
-from slurm_resilience.resume.live_step.task_deaths import TaskDeaths
+from slurm_resilience.resume.live_step.task_deaths import FailedLaunches, TaskDeaths
 
+MOST_DOUBLINGS = 10
 JOIN_SECONDS = 1800.0
 """A join step's processes have to be seen within this time (they import, and build the model),
 and to step with the others within as long again."""
@@ -82,6 +83,8 @@ GONE_SECONDS = 30.0
 them lives, whatever was printed of it."""
 LOOK_SECONDS = 1.0
 """Between two looks for that."""
+LONGEST_PAUSE_SECONDS = 120.0
+"""Between two tries to start tasks on a node whose slurmd does not take them."""
 
 _WAITED_FOR = {JoinState.STARTING: "were not seen", JoinState.CONNECTED: "did not step"}
 
@@ -129,6 +132,7 @@ class LivePlan:
         self._searches: dict[SearchKind, tuple[LostSeats, ...]] = {}
         self._history = SeatHistory()
         self._deaths = TaskDeaths(limits.progress_after)
+        self._launches = FailedLaunches(limits.max_per_node)
         self._stall = StallWatch()
         self._seen = TrainingSeen(0, (), -1, ())
         self._kept_nodes: frozenset[str] = frozenset()
@@ -204,6 +208,7 @@ class LivePlan:
     def _fill(self, loss: LostSeats, now: float) -> Iterator[Action]:
         loss.enter(LostSeatState.FILLED)
         loss.filled = now
+        self._launches.launched()
         join = self.record.join_of(loss.step)
         if join.state is JoinState.STARTING:
             join.enter(JoinState.CONNECTED)
@@ -280,11 +285,13 @@ class LivePlan:
         before = sum(
             loss.slot.node == slot.node and loss.cause.blames_node for loss in self.record.losses
         )
-        for_good = before + 1 >= self._limits.max_per_node
-        yield LeaveNode(faulty, slot, steps, len(self.steps), for_good)
+        unfit = self._launches.is_unfit(slot.node)
+        for_good = unfit or before + 1 >= self._limits.max_per_node
+        yield LeaveNode(faulty, slot, steps, len(self.steps), for_good, unfit)
         # A join step that was on its way to this node is lost with it.
         self.record.give_up([loss for loss in self.record.losses if loss.slot.rank == slot.rank])
-        cause = LossCause.NODE_DEAD if faulty.dead else LossCause.NODE_MARKED
+        cause = LossCause.NODE_UNFIT if unfit else LossCause.NODE_MARKED
+        cause = LossCause.NODE_DEAD if faulty.dead else cause
         loss = self._new_loss(slot, slot.seats, cause, faulty.reason, now)
         self.lost_peers |= loss.before.peers
 
@@ -298,7 +305,17 @@ class LivePlan:
             if here:
                 self._waiting_since = now
                 yield from self._lose_tasks(slot, here, event.reason, now)
+                if event.not_launched:
+                    self._put_off_launch(self.record.losses[-1], now)
         self._update_state(now)
+
+    def _put_off_launch(self, loss: LostSeats, now: float) -> None:
+        """Wait longer each time for a slurmd that takes no task: it is started anew, say."""
+        loss.cause = LossCause.NOT_LAUNCHED
+        times = self._launches.count(loss.slot.node)
+        if times > 1:
+            pause = self._limits.backoff * 2.0 ** min(times - 2, MOST_DOUBLINGS)
+            loss.due = max(loss.due, now + min(pause, LONGEST_PAUSE_SECONDS))
 
     def _lose_tasks(
         self, slot: NodeSlot, seats: tuple[int, ...], reason: str, now: float
@@ -382,7 +399,13 @@ class LivePlan:
                 self._living_nodes(),
                 len({*self.seat_map.nodes} - self.record.taken_nodes()),
                 max(loss.before.generation for loss in lost),
+                tuple(_faulty(loss) for loss in lost if self._is_unfit(loss)),
             )
+
+    def _is_unfit(self, loss: LostSeats) -> bool:
+        """Return whether a node takes no task of ours, and not for a moment only."""
+        by_launch = loss.cause is LossCause.NOT_LAUNCHED
+        return by_launch and self._launches.blames_node(loss.slot.node)
 
     def _tasks_to_restart(
         self, lost: list[LostSeats], now: float
@@ -396,6 +419,10 @@ class LivePlan:
                 continue
             if self._is_alive(loss):
                 loss.enter(LostSeatState.FILLED)  # by their own launcher
+                continue
+            if loss.cause is LossCause.NOT_LAUNCHED and self.state is _S.DEGRADED:
+                # The program has not died, and the others go on.
+                chosen.append(loss)
                 continue
             row = self._deaths.died(loss.seats, now, loss.before.step)
             plan = after_task(row.in_row, self._limits, row.in_all)
@@ -428,7 +455,7 @@ class LivePlan:
             for name, reason in (found.bad if found else {}).items():
                 yield from self._leave((FaultyNode(name, reason, False),), now)
         elif found.chosen.kind != "join":
-            yield from self._end_for(waiting, f"no node can join ({found.chosen.reason})")
+            yield from self._without_nodes(waiting, f"no node can join ({found.chosen.reason})")
         else:
             node_of = dict(zip((loss.number for loss in losses), found.nodes, strict=False))
             for loss in waiting:
@@ -437,6 +464,17 @@ class LivePlan:
                     loss.enter(LostSeatState.LOST)
                 else:
                     yield from self._join(loss, node, found, now)
+
+    def _without_nodes(self, losses: list[LostSeats], reason: str) -> Iterator[Action]:
+        """End the step, unless the others go on and no node is at fault."""
+        goes_on = self.state is _S.DEGRADED and not self.seat_map.needs_all
+        if not (goes_on and all(loss.cause is LossCause.NODE_UNFIT for loss in losses)):
+            yield from self._end_for(losses, reason)
+            return
+        for loss in losses:
+            loss.enter(LostSeatState.LOST)
+            loss.enter(LostSeatState.EMPTY)
+            yield SayEmpty(loss.seats, f"{loss.slot.node}: {loss.reason}; {reason}")
 
     def _give_up_taken(self, losses: list[LostSeats], taken: dict[str, str]) -> Iterator[Action]:
         """Leave the seats empty whose node a person has taken out of the job: another one in its

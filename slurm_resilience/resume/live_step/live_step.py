@@ -46,7 +46,7 @@ from slurm_resilience.resume.srun.environment import Attempt, srun_environment, 
 from slurm_resilience.resume.srun.step import SrunStep
 from slurm_resilience.resume.task_labels import TaskNumbers
 from slurm_resilience.slurm.hostlists import fold
-from slurm_resilience.wire.messages import AttemptStarted, NodeVerdict, WrongResults
+from slurm_resilience.wire.messages import AttemptStarted, LeftNode, NodeVerdict, WrongResults
 
 LOOK_SECONDS = 1.0
 """Between two looks when there is no news."""
@@ -345,8 +345,8 @@ class LiveStep:
             self._tell(ev.StepsEnded(self._steps.codes()))
 
     def _look_at_tasks(self) -> None:
-        for number, died in self._steps.died():
-            self._tell(ev.TasksDied(number, died.tasks, died.how))
+        for number, died, not_launched in self._steps.died():
+            self._tell(ev.TasksDied(number, died.tasks, died.how, not_launched))
 
     def _look_at_searches(self) -> None:
         if self._steps.may_be_ending:
@@ -449,6 +449,8 @@ class LiveStep:
         if action.for_good:
             self._context.allocation.suspects.add(name)
             report.say(f"{name} was lost too often (resume.max_per_node): it is not taken again")
+        if action.unfit and not action.node.dead:
+            self._context.link.send(LeftNode(name, f"left out: {action.node.reason}"))
         self._beside.left.add(name, action.next_step)
         address = self._addresses.get(name, name) if action.node.dead else ""
         self._steps.lose_node(action.steps, address)

@@ -274,19 +274,22 @@ class LiveSteps:
                 if dead_address:
                     host_calls.close_connections(srun.step, dead_address)
 
-    def died(self) -> Iterator[tuple[int, EndedTasks]]:
-        """Yield the tasks that ended badly since the last call, with the number of their step."""
+    def died(self) -> Iterator[tuple[int, EndedTasks, bool]]:
+        """Yield the tasks that ended badly since the last call, with the number of their step, and
+        whether srun could not even start them on their node."""
         for srun in self:
             ended = not srun.step.running
             srun.note_told_end()
             fresh = srun.step.ended_tasks[srun.tasks_read :]
             srun.tasks_read += len(fresh)
-            yield from ((srun.number, tasks) for tasks in fresh)
+            yield from ((srun.number, tasks, False) for tasks in fresh)
             if ended and srun.read_end() and srun.step.code and not srun.tasks_read:
                 # srun could not even start them.
                 tasks = tuple(range(len(self._seats.all_of(srun.number))))
+                why = ", ".join(sorted(set(srun.step.failed_launches.values())))
                 how = f"its srun ended with {srun.step.code}"
-                yield srun.number, EndedTasks((), tasks, how)
+                how = f"srun could start no task on it: {why}" if why else how
+                yield srun.number, EndedTasks((), tasks, how), bool(why)
 
     def ended_by_user(self) -> int | None:
         """Return the number of a step that the user ended; None: there is none."""

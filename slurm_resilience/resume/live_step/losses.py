@@ -18,14 +18,18 @@ class LossCause(Enum):
     NODE_DEAD = "node dead"
     NODE_MARKED = "node marked"
     """The node still works, and must be left."""
+    NODE_UNFIT = "node unfit"
+    """It took no task again and again, and there was another one. No fault of it is known."""
     TASKS_DIED = "tasks died"
     """Their node is healthy, as far as is known."""
+    NOT_LAUNCHED = "not launched"
+    """srun could start no task on their node, of which no fault is known."""
     TAKEN_OUT = "node taken out"
     """A person has taken their node out of the job."""
 
     @property
     def blames_node(self) -> bool:
-        return self in (LossCause.NODE_DEAD, LossCause.NODE_MARKED)
+        return self in (LossCause.NODE_DEAD, LossCause.NODE_MARKED, LossCause.NODE_UNFIT)
 
 
 class LostSeatState(Enum):
@@ -41,8 +45,8 @@ class LostSeatState(Enum):
     """A join step runs."""
     FILLED = "filled"
     EMPTY = "empty"
-    """The tasks died too often, or a person wants the node out of the job: the seats are not filled
-    again."""
+    """The tasks died too often, or a person wants the node out of the job, or it takes no task and
+    no other one came: the seats are not filled again."""
     LOST_AGAIN = "lost_again"
     """A later loss of the same seats stands for this one."""
 

@@ -193,7 +193,19 @@ def check_nodes(context: SupervisorContext, wanted: StartSearch, stop: Event) ->
         return FoundNodes(chosen, bad=others, taken=dict.fromkeys(taken, words))
     if bad:
         return FoundNodes(chosen, bad=bad | dict.fromkeys(taken, TAKEN_FOR_SPARE))
+    unfit = {lost.node: lost.reason for lost in wanted.unfit}
+    if unfit and _has_others(context, wanted, tuple(unfit)):
+        return FoundNodes(chosen, bad=unfit)
     return _found(context, chosen, nodes)
+
+
+def _has_others(context: SupervisorContext, wanted: StartSearch, unfit: tuple[str, ...]) -> bool:
+    """Return whether other nodes can be had now in place of these, in which the step goes on."""
+    allocation = context.allocation
+    living = tuple(name for name in wanted.living_nodes if name not in unfit)
+    facts = allocation.facts(wanted.step_size, "", living)
+    chosen = plan(Cause("node", "", unfit), facts, (), context.limits)
+    return chosen.kind == "join" and allocation.idle_count() >= chosen.take
 
 
 def _has_spares(context: SupervisorContext, wanted: StartSearch, taken: tuple[str, ...]) -> bool:

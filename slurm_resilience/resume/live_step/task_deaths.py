@@ -6,6 +6,40 @@ from dataclasses import dataclass
 
 from slurm_resilience.resume.decide.budgets import alike
 
+MOST_UNFIT_NODES = 3
+"""Nodes that are left one after the other since they take no task. Where the next one takes none
+either, the fault lies elsewhere (slurmctld's date, munge), and the job would lose all nodes."""
+
+
+class FailedLaunches:
+    """Count how often in a row srun could start no task on a node."""
+
+    def __init__(self, limit: int) -> None:
+        """
+        Args:
+            limit: so many in a row are no matter of a moment.
+        """
+        self._limit = limit
+        self._failed: dict[str, int] = {}
+
+    def count(self, node: str) -> int:
+        """Count one of a node; return how many it has in a row."""
+        self._failed[node] = self._failed.get(node, 0) + 1
+        return self._failed[node]
+
+    def launched(self) -> None:
+        """Note that tasks run on a node: what has failed before counts no more."""
+        self._failed.clear()
+
+    def is_unfit(self, node: str) -> bool:
+        """Return whether a node takes no task, and not for a moment only."""
+        return self._failed.get(node, 0) >= self._limit
+
+    def blames_node(self, node: str) -> bool:
+        """Return whether such a node is better left."""
+        unfit = sum(failed >= self._limit for failed in self._failed.values())
+        return self.is_unfit(node) and unfit <= MOST_UNFIT_NODES
+
 
 @dataclass
 class DeathRow:

@@ -218,15 +218,23 @@ class JoinBudget:
         self._limits = limits
         self._rows: dict[int, tuple[int, float]] = {}
         """For each seat: its deaths in a row on one node, and when its last join step began."""
+        self._unlaunched: dict[int, int] = {}
+        """Join steps in a row of a seat whose node took no task: no death of its program."""
 
     def began(self, seats: Collection[int], attempt: float) -> float:
         """Return when the last join step of these seats began; else when the attempt did."""
         return max((self._rows[seat][1] for seat in seats if seat in self._rows), default=attempt)
 
+    def not_launched(self, seats: Collection[int]) -> None:
+        """Note that the last join step of these seats has started no task."""
+        for seat in seats:
+            self._unlaunched[seat] = self._unlaunched.get(seat, 0) + 1
+
     def start(self, seats: Collection[int], node: str, moved: bool, now: float) -> str:
         """Count a join step; return what is wrong with it, empty: nothing.
 
-        One in a row begins on the same node, before the one before could have lived for long.
+        One in a row begins on the same node, before the one before could have lived for long. Those
+        of which no task was started are no row, and come after a pause.
 
         Args:
             seats: that it fills.
@@ -237,10 +245,13 @@ class JoinBudget:
         most = 0
         for seat in seats:
             deaths, began = self._rows.get(seat, (0, now))
+            failed = self._unlaunched.pop(seat, 0) if moved else self._unlaunched.get(seat, 0)
             deaths = 0 if now - began > self._limits.progress_after else deaths
-            deaths = 0 if moved else deaths + 1
+            deaths = 0 if moved else deaths + (not failed)
             self._rows[seat] = deaths, now
             most = max(most, deaths)
+            if failed > self._limits.max_per_node and now - began < self._limits.backoff:
+                return f"{node} took no task {failed} times, and is tried without a pause"
         if most <= self._limits.max_relaunches:
             return ""
         return f"{most} join steps in a row on {node}, after short lives"

@@ -136,7 +136,11 @@ class StepLife:
             step.srun.says(
                 "srun: error: Application launch failed: Communication connection failure"
             )
-            self._world.seen.failed_on.setdefault(step.srun.token, set()).add(name)
+            tried = f"{step.srun.token} {step.srun.allocation}.{step.name}"
+            self._world.seen.failed_on.setdefault(tried, set()).add(name)
+            if step.srun.is_join and self._world.progress.training is not None:
+                training = self._world.progress.training
+                training.joins.not_launched(training.seats_of(step.srun))
             if not step.srun.is_join:
                 self.failed_launch = step.srun.token, name, self._world.schedule.now
             self.kill(step, "***")  # slurmstepd words srun's own order as a person's

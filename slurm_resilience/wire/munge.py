@@ -14,6 +14,7 @@ from slurm_resilience.errors import AuthError, MissingTool
 
 _OPT_SOCKET = 8  # MUNGE_OPT_SOCKET of munge.h
 _OPT_UID_RESTRICTION = 9  # MUNGE_OPT_UID_RESTRICTION
+_OF_DATES = (15, 16)  # EMUNGE_CRED_EXPIRED, EMUNGE_CRED_REWOUND: by five minutes
 
 
 class Identity(NamedTuple):
@@ -75,10 +76,12 @@ class _Context:
         if code:
             text = self.munge.munge_ctx_strerror(self.ctx) or self.munge.munge_strerror(code)
             place = f" (socket {socket})" if socket else ""
-            raise AuthError(
-                f"munge: {text.decode(errors='replace')}{place}; is munged running here, "
-                "with the cluster's key?"
+            hint = (
+                "is the date of both machines right?"
+                if code in _OF_DATES
+                else "is munged running here, with the cluster's key?"
             )
+            raise AuthError(f"munge: {text.decode(errors='replace')}{place}; {hint}")
 
     def __enter__(self) -> _Context:
         return self

@@ -291,6 +291,12 @@ def test_another_protocol_is_named_to_the_client_too() -> None:
             Connection.open("127.0.0.1", port, "query")
 
 
+@pytest.mark.parametrize(("code", "kind"), [(15, "Expired"), (16, "Rewound")])
+def test_a_credential_of_another_date_asks_for_the_dates(code: int, kind: str) -> None:
+    with munge._Context("") as context, pytest.raises(AuthError, match=f"{kind}.*the date of both"):
+        context.check(code, "")
+
+
 def test_no_munged_is_one_clear_line(sresctld: Sresctld, tmp_path: Path) -> None:
     with pytest.raises(AuthError, match="is munged running here"):
         sresctld.connect(munge_socket=str(tmp_path / "none"))

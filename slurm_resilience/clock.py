@@ -72,3 +72,25 @@ SYSTEM_CLOCK: Clock = SystemClock()
 
 What decides takes a `Clock` as an argument, or `now`, so that tests and the simulator own its time.
 """
+
+
+# Slurm's commands print times in UTC for us (`slurm.cli.environment`). A node's reason, a boot and
+# a reservation are known by them, also in the journal: in local time they would be others once an
+# administrator sets the zone, or for the other of two controllers, and a mark of our own would read
+# like a person's.
+
+
+def seconds_of(stamp: str) -> float:
+    """Return a time that Slurm's commands have printed, in seconds since the epoch.
+
+    Raises:
+        ValueError: it is none.
+    """
+    from datetime import UTC, datetime  # late: no step waits for it to start
+
+    return datetime.fromisoformat(stamp).replace(tzinfo=UTC).timestamp()
+
+
+def stamp_of(seconds: float) -> str:
+    """Return a time as Slurm's commands print it."""
+    return time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(seconds))

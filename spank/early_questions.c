@@ -57,13 +57,13 @@ static char **clean_environment(void)
 {
 	static const char *const kept[] = {"SLURM_CONF=", "SLURM_CONF_SERVER=", "SLURM_CLUSTERS="};
 	static const char *const dropped[] = {"SLURM_",  "SQUEUE_", "SALLOC_", "SCANCEL_",
-					      "SBATCH_", "SINFO_",  "SLURMD_", "LC_ALL="};
+					      "SBATCH_", "SINFO_",  "SLURMD_", "LC_ALL=", "TZ="};
 	size_t count = 0, next = 0;
 	char **clean;
 
 	while (environ[count] != NULL)
 		count++;
-	clean = calloc(count + 3, sizeof(*clean));
+	clean = calloc(count + 4, sizeof(*clean));
 	if (clean == NULL)
 		return NULL;
 	for (size_t i = 0; i < count; i++) {
@@ -77,7 +77,8 @@ static char **clean_environment(void)
 			clean[next++] = environ[i];
 	}
 	clean[next++] = "LC_ALL=C";
-	clean[next] = "SLURM_TIME_FORMAT=standard";
+	clean[next++] = "SLURM_TIME_FORMAT=standard";
+	clean[next] = "TZ=UTC0";
 	return clean;
 }
 

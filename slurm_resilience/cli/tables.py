@@ -15,6 +15,8 @@ from typing import Any
 
 import click
 
+from slurm_resilience.clock import seconds_of
+
 _WIDE = 4000
 _FREE_TEXT = frozenset({"REASON", "TEXT", "NODES", "WOULD", "THEN"})
 """Columns that are broken over lines where the terminal is narrow; the others never are."""
@@ -190,7 +192,7 @@ def clock_time(at: float, now: float) -> str:
 def seconds_since(stamp: str, now: float) -> float | None:
     """Seconds since a time as Slurm prints it; None when it is not one."""
     try:
-        return now - datetime.fromisoformat(stamp).timestamp()
+        return now - seconds_of(stamp)
     except ValueError:
         return None
 

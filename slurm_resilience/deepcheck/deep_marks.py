@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Sequence
 from datetime import UTC, datetime
 from typing import Protocol
 
+from slurm_resilience.clock import seconds_of
 from slurm_resilience.deepcheck.deep_results import DeepState
 from slurm_resilience.errors import SresError
 from slurm_resilience.model import Node
@@ -87,6 +88,6 @@ def marked_at(node: Node) -> float:
 def booted_at(node: Node) -> float:
     """Return when a node has booted, as Slurm knows it; 0: not known."""
     try:
-        return datetime.fromisoformat(node.boot_time).timestamp()
+        return seconds_of(node.boot_time)
     except ValueError:
         return 0.0

@@ -7,11 +7,11 @@ begun again: it is over when the node has booted since, or when the program's ti
 from __future__ import annotations
 
 import contextlib
-import datetime
 from pathlib import Path
 
 import msgspec
 
+from slurm_resilience.clock import seconds_of
 from slurm_resilience.model import Node
 from slurm_resilience.replace import program
 from slurm_resilience.replace.repair_order import RepairOrder, Run, RunExists
@@ -112,5 +112,5 @@ def _begun(directory: Path, now: float) -> _Begun:
 
 def _booted_at(node: Node) -> float:
     with contextlib.suppress(ValueError):
-        return datetime.datetime.fromisoformat(node.boot_time).timestamp()
+        return seconds_of(node.boot_time)
     return 0.0

@@ -495,7 +495,7 @@ def _lines(printed: bytes) -> str:
 
 def environment() -> dict[str, str]:
     """Return this process's environment without the job's own SLURM_* and squeue's format
-    variables: they would change what the commands do and print."""
+    variables: they would change what the commands do and print. Times are in UTC (`clock`)."""
     kept = {"SLURM_CONF", "SLURM_CONF_SERVER", "SLURM_CLUSTERS"}
     prefixes = ("SLURM_", "SQUEUE_", "SALLOC_", "SCANCEL_", "SBATCH_", "SINFO_", "SLURMD_")
     env = {
@@ -503,7 +503,7 @@ def environment() -> dict[str, str]:
         for name, value in os.environ.items()
         if name in kept or not name.startswith(prefixes)
     }
-    return env | {"LC_ALL": "C", "SLURM_TIME_FORMAT": "standard"}
+    return env | {"LC_ALL": "C", "SLURM_TIME_FORMAT": "standard", "TZ": "UTC0"}
 
 
 def _complained(program: str, stderr: str) -> bool:

@@ -10,10 +10,10 @@ import contextlib
 import re
 import subprocess
 from collections.abc import Sequence
-from datetime import datetime
 from typing import NamedTuple
 
 from slurm_resilience.child_group import end_with_parent
+from slurm_resilience.clock import seconds_of
 from slurm_resilience.slurm.cli import CliClient, environment
 from slurm_resilience.slurm.hostlists import fold
 from slurm_resilience.slurm.reservations import Reservation, read_reservations
@@ -126,5 +126,5 @@ def read_busy(text: str) -> dict[str, float]:
     found = {}
     for match in _BUSY.finditer(text):
         with contextlib.suppress(ValueError):
-            found[match["node"]] = datetime.fromisoformat(match["at"]).timestamp()
+            found[match["node"]] = seconds_of(match["at"])
     return found

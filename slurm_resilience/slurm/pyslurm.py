@@ -10,11 +10,11 @@ from __future__ import annotations
 import importlib
 import importlib.metadata
 import threading
-import time
 from collections.abc import Callable, Mapping, Sequence
 from threading import Event
 from typing import Any
 
+from slurm_resilience.clock import stamp_of
 from slurm_resilience.errors import MissingTool, SlurmError, SlurmUnreachable, UsageError
 from slurm_resilience.model import Job, Node
 from slurm_resilience.slurm.cli import CliClient
@@ -267,4 +267,4 @@ def _user(node: Any) -> str:
 
 def _moment(seconds: int | None) -> str:
     """As scontrol prints it, so that a reason's time means the same from both clients."""
-    return time.strftime("%Y-%m-%dT%H:%M:%S", time.localtime(seconds)) if seconds else ""
+    return stamp_of(seconds) if seconds else ""

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from datetime import datetime
 from typing import NamedTuple, Protocol
 
+from slurm_resilience.clock import seconds_of
 from slurm_resilience.errors import NotFound, SlurmError
 from slurm_resilience.model import Job
 from slurm_resilience.slurm.cli import CliClient
@@ -131,7 +131,7 @@ def read_reservations(text: str) -> tuple[Reservation, ...]:
             continue
         nodes = fields.get("Nodes", "")
         try:
-            starts_at = datetime.fromisoformat(fields.get("StartTime", "")).timestamp()
+            starts_at = seconds_of(fields.get("StartTime", ""))
         except ValueError:
             starts_at = 0.0
         names = expand(nodes) if nodes and nodes != "(null)" else ()
@@ -144,6 +144,6 @@ def is_over(terms: str, now: float) -> bool:
     """Tell whether a reservation's time has ended: what Slurm calls infinite is a year."""
     ends = re.search(r"EndTime=(\S+)", terms)
     try:
-        return ends is not None and datetime.fromisoformat(ends[1]).timestamp() <= now
+        return ends is not None and seconds_of(ends[1]) <= now
     except ValueError:
         return False

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shlex
+import struct
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -189,6 +190,28 @@ def test_a_persons_drain_in_mid_replacement_stands(
     other.write_text(own.read_text().replace(directory, str(tmp_path / "state")))
     done = lab.run([str(own_bin() / "sresctld"), "--config", str(other), "--once"], node="n1")
     assert done.returncode == 1 and "sresctld on ctl acts already" in done.stderr
+
+
+def test_our_own_mark_is_known_when_the_time_zone_is_set(
+    fresh_lab: Callable[[LabSpec], Lab], wait_for: WaitFor, tmp_path: Path
+) -> None:
+    """A mark is known by the time that Slurm shows of it: with another one it is a person's."""
+    zone = tmp_path / "zone"
+    header = struct.pack(">4sc15x6l", b"TZif", b"2", 0, 0, 0, 0, 1, 4)
+    zone.write_bytes(2 * (header + struct.pack(">lbb4s", 9 * 3600, 0, 0, b"JST")) + b"\nJST-9\n")
+    lab = fresh_lab(LabSpec(nodes=2, network=True))
+    job = Job(lab, tmp_path, "--nodelist=n2", srun="srun", nodes=1)
+    wait_for(lambda: job.tasks(), 30, job)
+    lab.kmsg("n2", XID)
+    wait_for(lambda: "marked" in kinds(lab, "n2"), 30, NodesOf(lab))
+    words = f'mount --bind {shlex.quote(str(zone))} "$(readlink -f /etc/localtime)"; date'
+    assert "JST" in lab.run(["sh", "-c", words], check=True).stdout
+    lab.kill_daemon("sresctld")
+    lab.start_daemon("sresctld")
+    mark(lab, "n1", "fail", REPLACE)
+    wait_for(lambda: "requested" in kinds(lab, "n1"), 30, NodesOf(lab))
+    assert "asked-anew" not in kinds(lab, "n2"), kinds(lab, "n2")
+    job.let_end()
 
 
 def test_a_node_that_comes_back_sick_never_gets_a_job(

@@ -207,12 +207,13 @@ def test_the_plugin_asks_with_the_words_and_in_the_environment_of_the_client(
     for words in (command_words.SHOW_CONFIG, command_words.SHOW_NODES, command_words.HELP_FORMAT):
         assert ", ".join(f'"{word}"' for word in words) in SOURCE
     kept = {name.rstrip("=") for name in words_in("kept")}
-    dropped = words_in("dropped") - {"LC_ALL="}
+    dropped = words_in("dropped") - {"LC_ALL=", "TZ="}
     for name in os.environ:
         monkeypatch.delenv(name)
     for name in (*kept, *(prefix + "X" for prefix in dropped), "HOME"):
         monkeypatch.setenv(name, "x")
-    left = {"HOME": "x", "LC_ALL": "C", "SLURM_TIME_FORMAT": "standard"}
+    left = {"HOME": "x", "LC_ALL": "C", "SLURM_TIME_FORMAT": "standard", "TZ": "UTC0"}
+    assert all(f'"{name}={left[name]}"' in SOURCE for name in left if name != "HOME")
     assert cli.environment() == left | dict.fromkeys(kept, "x")
     assert len(kept) == 3
     assert len(dropped) == 7

@@ -20,7 +20,7 @@
  * in them, and of the datagrams. resume/srun/env_option.py has the same number.
  */
 #ifndef SRES_PROTOCOL /* tests build a plugin of another release */
-#define SRES_PROTOCOL 4
+#define SRES_PROTOCOL 5
 #endif
 #define SRES_TEXT(number) SRES_TEXT_(number)
 #define SRES_TEXT_(number) #number

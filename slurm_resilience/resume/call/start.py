@@ -17,6 +17,7 @@ from slurm_resilience.model import Job, Node
 from slurm_resilience.resume import report
 from slurm_resilience.resume.call.questions import Question, Questions
 from slurm_resilience.resume.srun import signals
+from slurm_resilience.resume.srun.env_option import PROTOCOL
 from slurm_resilience.resume.srun.srun_options import OptionTable, read_table, table_without_help
 from slurm_resilience.slurm.cli import CliClient
 from slurm_resilience.slurm.client import ClusterInfo, SlurmClient
@@ -79,7 +80,9 @@ def supervise(srun: str, args: Sequence[str], environment: Mapping[str, str]) ->
     Raises:
         SresError: the call cannot be supervised; nothing was started.
     """
-    early = EarlyQuestions(environment.get(EARLY, ""))
+    # One of another release may have asked for another form of the answers.
+    is_ours = environment.get(PLUGIN) == str(PROTOCOL)
+    early = EarlyQuestions(environment.get(EARLY, "") if is_ours else "")
     with contextlib.closing(early), Questions(beside=not early) as questions:
         config = read_config(environment)
         asked = _ask(questions, srun, args, environment, config, early)

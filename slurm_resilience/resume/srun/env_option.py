@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from slurm_resilience.errors import UsageError
 
 OPTION = "--sres-env"
-PROTOCOL = 4
+PROTOCOL = 5
 """It changes with the form of anything that plugin and supervisor tell each other.
 `spank/common.h` has the same number."""
 

@@ -83,7 +83,7 @@ class FrozenWeights:
     def changed(self) -> list[str]:
         """Return the paths of those that were written to, once; now and then, it is looked."""
         turn, self._turn = self._turn, self._turn + 1
-        if not self._parameters or (turn >= FROZEN_LOOKS and turn % FROZEN_LOOKS):
+        if turn >= FROZEN_LOOKS and turn % FROZEN_LOOKS:
             return []
         now = versions(list(self._parameters.values()))
         before = zip(self._parameters.items(), self._versions, now, strict=True)
@@ -125,7 +125,7 @@ class LateAdditions:
         self._parts = {id(part) for module in modules.values() for part in module.modules()}
         self._shapes = _shapes(modules) if listen else {}
         self._looks, self._due = LOOKS, False
-        self._frozen = FrozenWeights(frozen)
+        self._frozen = FrozenWeights(frozen) if frozen else None
         if listen:
             self._handles = [
                 register_module_parameter_registration_hook(self._registered),
@@ -139,7 +139,7 @@ class LateAdditions:
     def found(self) -> list[str]:
         """Return in lines what came since the last look, and what went."""
         lines = []
-        if changed := self._frozen.changed():
+        if self._frozen is not None and (changed := self._frozen.changed()):
             lines.append(
                 f"{_some(changed)}: frozen, and changed. With trainable_only=True frozen weights "
                 "are never sent: a replaced rank has not got the change, and the training ends at "

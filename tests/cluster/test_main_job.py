@@ -71,7 +71,9 @@ def test_a_machine_without_its_daemons_is_dead_in_time(
     """slurmd's port is refused and sresd is gone: dead, but only after detect.refused_after."""
     lab = fresh_lab(LabSpec(nodes=2, sres_options={"detect": {"refused_after": 6.0}}))
     log = lab.directory / "nodes" / "n2" / "log" / "sresd.log"
-    wait_for(lambda: log.exists() and "connected" in log.read_text(), 30, "its sresd has spoken once")
+    wait_for(
+        lambda: log.exists() and "connected" in log.read_text(), 30, "its sresd has spoken once"
+    )
     lab.power_off("n2")  # without a network of its own, the machine still answers for it
     wait_for(lambda: "closed" in kinds(lab, "n2"), 60, "n2 is dead and replaced")
     reasons = [e["text"] for e in events(lab) if e["kind"] == "detected"]

@@ -687,14 +687,22 @@ def test_a_lost_launcher_is_waited_for(two: Nodes) -> None:
 SOON_SILENT = """
 import sys
 from slurm_resilience.launcher import launcher_world, main
+from slurm_resilience.mesh.protocol.departures import Departures
 launcher_world._SILENCE_SECONDS = 3.0
+give_up = Departures.give_up
+def changed(self, peer_id, reason, fate, now):
+    give_up(self, peer_id, reason, FATE if fate == "silent" else fate, now)
+Departures.give_up = changed
 sys.exit(main.main())
 """
 
 
-def test_a_launcher_that_stood_still_starts_again_with_the_others(two: Nodes) -> None:
-    """It ended, and the others waited ten minutes for another one."""
-    staying, stopped = (two.start(node, program=SOON_SILENT) for node in (0, 1))
+@pytest.mark.parametrize("fate", ["silent", "unreached"])
+def test_a_launcher_that_stood_still_starts_again_with_the_others(two: Nodes, fate: str) -> None:
+    """It ended, and the others waited ten minutes for another one. It goes on where it is told that
+    it was silent, and meets them anew where it is told to leave."""
+    program = SOON_SILENT.replace("FATE", repr(fate))
+    staying, stopped = (two.start(node, program=program) for node in (0, 1))
     first = two.up(0)
     stopped.send_signal(signal.SIGSTOP)
     try:
@@ -706,7 +714,7 @@ def test_a_launcher_that_stood_still_starts_again_with_the_others(two: Nodes) ->
     assert not [name for rank in second for name in rank["alive"] if name.endswith(".0")]
     (two.directory / "go").touch()
     assert [launcher.wait(60) for launcher in (staying, stopped)] == [0, 0], two.err
-    assert "this node starts again with them" in two.err
+    assert ("this node starts again with them" in two.err) == (fate == "unreached")
 
 
 def test_a_node_that_gives_up_ends_all(two: Nodes) -> None:

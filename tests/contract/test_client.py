@@ -346,8 +346,8 @@ def test_a_node_is_swapped(world: World, running: Running) -> None:
         lambda: not any(node.has_work for node in world.client.nodes() if node.name == spare),
         "the spare is free",
     )
-    # Slurm begins an allocation in a turn of its scheduler, which a busy machine puts off.
-    helper = world.client.allocate_for(world.client.job(job.id), 1, 60.0)
+    # Slurm begins an allocation in a turn of its scheduler, the next of which may be a minute away.
+    helper = world.client.allocate_for(world.client.job(job.id), 1, 120.0)
     nodes = world.client.merge(helper, job.id)
     assert set(nodes) == {*job.nodes[:2], spare}
     assert set(world.client.job(job.id).nodes) == set(nodes)

@@ -250,6 +250,8 @@ class HeldUp(msgspec.Struct, frozen=True, tag=True):
     """Say in the log that this process did not run for so long."""
 
     seconds: float
+    is_long: bool = False
+    """Others may have taken it for hung meanwhile, and have gone on without it."""
 
 
 Effect = (

@@ -67,7 +67,6 @@ from slurm_resilience.mesh.model import (
 )
 from slurm_resilience.mesh.protocol.membership import Membership
 from slurm_resilience.mesh.protocol.relay import LinkEffect, Relay, Told
-from slurm_resilience.mesh.protocol.side import HEARD_SHARE
 from slurm_resilience.mesh.protocol.world_plan import WorldRules
 from slurm_resilience.mesh.rendezvous import Rendezvous, SharedDirectory
 from slurm_resilience.mesh.rendezvous_entry import RendezvousEntry
@@ -598,8 +597,7 @@ class Mesh:
             self.is_left = False
 
     def _look_around(self, effect: StillWaiting | HeldUp) -> None:
-        long = HEARD_SHARE * self._membership.side.silence_seconds
-        if isinstance(effect, HeldUp) and effect.seconds > long:
+        if isinstance(effect, HeldUp) and effect.is_long:
             # The others may have ended the training without this process, and be gone.
             self._entry.looks.ask(self._look_for_outcome)
 

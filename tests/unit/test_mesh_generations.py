@@ -5,6 +5,8 @@ from __future__ import annotations
 import socket
 import threading
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -15,7 +17,14 @@ from slurm_resilience.mesh.dial_book import DialAddress
 from slurm_resilience.mesh.events import MessageReceived
 from slurm_resilience.mesh.mesh import Mesh, Stopped
 from slurm_resilience.mesh.messages import Evict
-from slurm_resilience.mesh.model import BEATS_A_SECOND, GenerationEnd, Peer, PeerStatus, Timing
+from slurm_resilience.mesh.model import (
+    BEATS_A_SECOND,
+    GenerationEnd,
+    Peer,
+    PeerStatus,
+    Timing,
+    View,
+)
 from slurm_resilience.mesh.observer import Observer
 from slurm_resilience.mesh.protocol.contacts import Contact
 from slurm_resilience.mesh.protocol.membership import Membership
@@ -67,39 +76,38 @@ def test_who_was_held_up_itself_does_not_judge_the_others(tmp_path: Path) -> Non
         assert first.end is second.end is None
 
 
-def test_who_stood_still_while_the_others_ended_the_training_learns_of_it(tmp_path: Path) -> None:
-    """It is in its block, and all others are gone: it would do their steps again."""
+@contextmanager
+def one_stood_still(place: Path, outcome: int | None = None) -> Iterator[tuple[Mesh, View]]:
+    """Have one of three stand still until the others have gone on without it, and are gone; yield
+    it, and the last world that it was in."""
     timing = Timing(beat_seconds=0.05, silence_seconds=0.6)
-    with crew(tmp_path, 3) as peers:
+    with crew(place, 3) as peers:
         stopped, *others = (peers.add(seat, timing=timing) for seat in (0, 1, 2))
-        first = world([stopped, *others])
+        last = world([stopped, *others])
         with stopped._lock:
             ended(others)
-            leave(others, first)
+            leave(others, last)
             world(others)
-            SharedDirectory(tmp_path).outcome(0, 9, "")
+            if outcome is not None:
+                SharedDirectory(place).outcome(outcome, 9, "")
             for mesh in others:
                 mesh.close()
-        until(lambda: stopped._membership.side.standing.finished, "it knows")
+        yield stopped, last
         assert not stopped.evicted
+
+
+def test_who_stood_still_while_the_others_ended_the_training_learns_of_it(tmp_path: Path) -> None:
+    """It is in its block, and all others are gone: it would do their steps again."""
+    with one_stood_still(tmp_path, outcome=0) as (stopped, _):
+        until(lambda: stopped._membership.side.standing.finished, "it knows")
 
 
 def test_who_stood_still_goes_on_where_those_that_gave_it_up_are_gone(tmp_path: Path) -> None:
     """All that is left of the training may lie in its memory."""
-    timing = Timing(beat_seconds=0.05, silence_seconds=0.6)
-    with crew(tmp_path, 3) as peers:
-        stopped, *others = (peers.add(seat, timing=timing) for seat in (0, 1, 2))
-        first = world([stopped, *others])
-        with stopped._lock:
-            ended(others)
-            leave(others, first)
-            world(others)
-            for mesh in others:
-                mesh.close()
+    with one_stood_still(tmp_path) as (stopped, last):
         ended([stopped])
-        leave([stopped], first)
-        assert world([stopped]).counter > first.counter
-        assert not stopped.evicted
+        leave([stopped], last)
+        assert world([stopped]).counter > last.counter
 
 
 def test_machines_that_are_silent_are_given_up_in_one_wait() -> None:

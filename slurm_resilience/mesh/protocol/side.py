@@ -480,7 +480,7 @@ class Side:
             contact.heard = min(now, contact.heard + late)
         self.held_up_at = now
         self.generation.shift(late)
-        self.effects.append(HeldUp(late))
+        self.effects.append(HeldUp(late, late > HEARD_SHARE * self.silence_seconds))
 
     def excuse(self, peer_ids: Iterable[str], seconds: float, now: float) -> None:
         """Count no time in which nothing of these peers could come through as their silence, and
